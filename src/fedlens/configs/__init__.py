@@ -1,0 +1,1 @@
+"""Hydra YAML, one folder per group."""

@@ -1,0 +1,1 @@
+"""What is learned from: images, their splits, batches and cached features."""

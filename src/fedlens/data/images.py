@@ -1,0 +1,43 @@
+"""Images held whole as one uint8 tensor, and a dataset as something that can be loaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Images:
+    pixels: torch.Tensor  # uint8 [N, 3, H, W]
+    labels: torch.Tensor  # int64 [N]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "Images":
+        return Images(self.pixels.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What is known of a dataset before a byte of it is loaded."""
+
+    name: str
+    classes: tuple[str, ...]
+    digest: str  # identifies the content: official checksums, or the recipe it is generated from
+    load_train: Callable[[], Images]
+    load_test: Callable[[], Images]
+
+
+class Examples(Protocol):
+    """Anything a model can be trained or evaluated on: images through a pipeline, or features."""
+
+    @property
+    def labels(self) -> torch.Tensor: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
+        """The inputs at `index`, on the device; augmented if and only if `draw` is given."""
+        ...

@@ -1,0 +1,15 @@
+"""Problems the user can act on: one sentence each, shown without a traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedlensError(Exception):
+    """Its message is one clear sentence that says what is wrong and what to do."""
+
+
+def suggest(word: str, options: Iterable[str]) -> str:
+    """The tail of a refusal: the nearest option if one is near, else all of them."""
+    options = sorted(options)
+    near = get_close_matches(word, options, n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(options)}."

@@ -1,0 +1,1 @@
+"""Config → build → run; records and checkpoints. Importing this package loads no torch."""

@@ -1,0 +1,1 @@
+"""What learns: backbones, heads, and the classifier they form."""

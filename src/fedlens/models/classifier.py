@@ -1,0 +1,22 @@
+"""A classifier is a backbone and a linear head: logits = head(keep ⊙ backbone(x))."""
+
+import torch
+from torch import nn
+
+
+class Classifier(nn.Module):
+    """On cached features the backbone is `nn.Identity`."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, inputs: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+        """`keep` is the dropout mask before the head, already scaled; drawn by the caller, so that
+        it is addressed like every other draw and can be cut into micro-batches."""
+        features: torch.Tensor = self.backbone(inputs)
+        if keep is not None:
+            features = features * keep
+        logits: torch.Tensor = self.head(features)
+        return logits

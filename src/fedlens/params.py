@@ -1,0 +1,38 @@
+"""Parameter maps: name → tensor, the alphabet of everything that learns."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+Params = Mapping[str, torch.Tensor]
+
+
+def digest(params: Params) -> str:
+    """SHA-256 over names, types, shapes and bytes, in the order of names: equal iff bit-identical."""
+    total = hashlib.sha256()
+    for name in sorted(params):
+        value = params[name].detach().cpu().contiguous()
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def mismatch(expected: Params, given: Params) -> str | None:
+    """What keeps `given` from standing in for `expected`, in words; None if nothing does."""
+    faults = []
+    if missing := sorted(expected.keys() - given.keys()):
+        faults.append(f"missing {_names(missing)}")
+    if unexpected := sorted(given.keys() - expected.keys()):
+        faults.append(f"unexpected {_names(unexpected)}")
+    faults += [
+        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in sorted(expected.keys() & given.keys())
+        if given[name].shape != expected[name].shape
+    ][:3]
+    return "; ".join(faults) or None
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

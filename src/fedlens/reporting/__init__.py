@@ -1,0 +1,1 @@
+"""Records → what people read. Imports no torch."""

@@ -1,0 +1,1 @@
+"""The local step, evaluation and schedules."""
