@@ -38,8 +38,8 @@ def replacing(target: Path) -> Iterator[Path]:
         yield temporary
         for part in [*temporary.rglob("*"), temporary] if temporary.is_dir() else [temporary]:
             _sync(part)
-        if temporary.is_dir() and target.exists():
-            shutil.rmtree(target)
+        if temporary.is_dir():
+            discard(target)
         temporary.replace(target)
         _sync(target.parent)
     except OSError as error:
@@ -53,15 +53,23 @@ def replacing(target: Path) -> Iterator[Path]:
         raise
 
 
+def discard(folder: Path) -> None:
+    """Removes a folder so that a kill half-way leaves no folder of that name with parts missing."""
+    if folder.exists():
+        doomed = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex[:8]}"
+        folder.replace(doomed)
+        _remove(doomed)
+
+
 def clear_partials(folder: Path) -> None:
-    """Removes what writers killed half-way left behind."""
+    """Removes what a kill half-way through `replacing` or `discard` left behind."""
     for leftover in folder.glob(f"{TEMPORARY}*"):
         _remove(leftover)
 
 
 def write_json(path: Path, value: Any) -> None:
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ Params = Mapping[str, torch.Tensor]
 
 
 def digest(params: Params) -> str:
-    """SHA-256 over names, types, shapes and bytes, in the order of names: equal iff bit-identical."""
+    """SHA-256 over names, types, shapes and bytes: equal if and only if bit-identical."""
     total = hashlib.sha256()
     for name in sorted(params):
         value = params[name].detach().cpu().contiguous()

@@ -7,6 +7,7 @@ drawn before it, so a resumed run needs no snapshot of any generator.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -28,3 +29,14 @@ def scoped(draw: torch.Generator) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=draw)))
         yield
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The draws of one actor in one stretch of work: epoch 3, or client 42 in round 7."""
+
+    seed: int
+    ids: tuple[int | str, ...]
+
+    def draw(self, purpose: str, *more: int | str) -> torch.Generator:
+        return generator(self.seed, purpose, *self.ids, *more)

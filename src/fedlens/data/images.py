@@ -18,6 +18,16 @@ class Images:
     def to(self, device: torch.device) -> "Images":
         return Images(self.pixels.to(device), self.labels.to(device))
 
+    def limited(self, per_class: int | None) -> "Images":
+        """The first `per_class` images of each class, in their order; all of them if None."""
+        if per_class is None:
+            return self
+        by_class = self.labels.argsort(stable=True)
+        counts = torch.bincount(self.labels)
+        first = (counts.cumsum(0) - counts)[self.labels[by_class]]
+        kept = by_class[torch.arange(len(self)) - first < per_class].sort().values
+        return Images(self.pixels[kept], self.labels[kept])
+
 
 @dataclass(frozen=True)
 class Dataset:

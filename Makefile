@@ -1,0 +1,50 @@
+# Everything happens inside this checkout: the environment, uv and its cache live in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+export UV_CACHE_DIR ?= $(CURDIR)/.venv/.uv-cache
+READY := .venv/.ready
+
+.PHONY: help quickstart setup test check format lock clean
+
+help: ## Show this list.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+quickstart: $(READY) ## Set up, then run the main job on the embedded world (offline, minutes).
+	$(BIN)/fedlens run quickstart
+	@echo
+	@echo "Results are in runs/: each run is a folder with its config, records and checkpoints."
+	@echo "Next:  $(BIN)/fedlens ls                     every run, its state and accuracy"
+	@echo "       $(BIN)/fedlens run quickstart seed=1  another seed"
+	@echo "       $(BIN)/fedlens config                 all experiments, their cost and what to expect"
+	@echo "       make test                           the whole test suite"
+
+setup: $(READY) ## Make the environment in .venv from requirements.lock.
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("fedlens needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.x ..." if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+test: $(READY) ## Set up, then run the whole test suite.
+	$(BIN)/python -m pytest
+
+check: $(READY) ## Everything CI asks: ruff, mypy --strict, the layers, tests with warnings as errors.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -W error
+
+format: $(READY) ## Format the code and sort imports.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: ## Pin the newest versions that fit pyproject.toml.
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --upgrade \
+		--python-version 3.11 --no-header --no-annotate --quiet -o requirements.lock
+
+clean: ## Remove the environment and caches, not the runs.
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

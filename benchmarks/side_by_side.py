@@ -1,0 +1,79 @@
+"""Two ways to do the same work, measured in turns in one run: what counts is their ratio.
+
+Whatever else the machine is doing then slows both sides alike. The median ratio is reported, after
+as many turns as it takes to know it well.
+"""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Units of work per second of each side, turn by turn; the first side over the second."""
+
+    speeds: dict[str, list[float]]
+
+    @property
+    def ratios(self) -> list[float]:
+        first, second = self.speeds.values()
+        return [ours / theirs for ours, theirs in zip(first, second, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def uncertainty(self) -> float:
+        """About one standard error of the median ratio, relative to it."""
+        if len(self.ratios) < 2:
+            return math.inf
+        low, _, high = statistics.quantiles(self.ratios, n=4)
+        return (high - low) / math.sqrt(len(self.ratios)) / self.ratio
+
+    def speed(self, side: str) -> float:
+        return statistics.median(self.speeds[side])
+
+
+def compare(
+    sides: Mapping[str, Callable[[], int]],
+    *,
+    min_turns: int = 5,
+    max_turns: int = 25,
+    uncertainty: float = 0.02,
+) -> Comparison:
+    """Runs both sides in turns; each call does its work and returns how many units that was.
+
+    A first call of each is not counted. Who begins alternates.
+    """
+    if len(sides) != 2:
+        raise ValueError("a comparison has two sides")
+    for work in sides.values():
+        work()
+    found = Comparison({name: [] for name in sides})
+    for turn in range(max_turns):
+        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+            start = time.perf_counter()
+            units = sides[name]()
+            found.speeds[name].append(units / (time.perf_counter() - start))
+        if turn + 1 >= min_turns and found.uncertainty <= uncertainty:
+            break
+    return found
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, ["-" * width for width in widths], *rows]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def print_verdict(
+    name: str, figures: Mapping[str, float], target: Mapping[str, float], met: bool
+) -> None:
+    """The last line of every benchmark: one JSON object for machines."""
+    rounded = {figure: round(value, 3) for figure, value in figures.items()}
+    print(json.dumps({"name": name, "figures": rounded, "target": dict(target), "met": met}))

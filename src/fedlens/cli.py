@@ -1,0 +1,247 @@
+"""The `fedlens` command: parse, call, print. Torch is loaded only by commands that compute."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from fedlens.errors import FedlensError, suggest
+from fedlens.experiments.records import RunFolder, find_run, runs
+from fedlens.experiments.signals import Interrupted
+
+INTERRUPTED = 75  # EX_TEMPFAIL: run the resume command and it goes on
+
+app = typer.Typer(
+    help="Federated learning under the lens of task arithmetic.",
+    epilog="Start with `fedlens run quickstart`: no download, a few minutes on a laptop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+data_app = typer.Typer(help="Fetch, verify and describe datasets.", no_args_is_help=True)
+weights_app = typer.Typer(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(weights_app, name="weights")
+
+out = Console()
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Config overrides, such as `train.lr=0.01 seed=1`."
+    ),
+]
+Root = Annotated[
+    Path, typer.Option("--runs", help="The folder that holds the runs.", show_default="runs")
+]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its folder, name, or part of its name.")
+]
+Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `weights list`.")]
+RUNS = Path("runs")
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="A name from `fedlens config`.")],
+    overrides: Overrides = None,
+) -> None:
+    """Run an experiment; the same command continues a run that was interrupted.
+
+    Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
+    """
+    from fedlens.experiments.compose import compose
+
+    config = compose(experiment, overrides or [])
+    from fedlens.experiments.run import start
+
+    _finished(start(config))
+
+
+@app.command()
+def resume(which: RunName, root: Root = RUNS) -> None:
+    """Continue an interrupted run from its folder; a finished one is left as it is."""
+    folder = find_run(which, root)
+    if folder.state() == "finished":
+        out.print(f"{folder.name} is finished: nothing to do.")
+        return
+    from fedlens.experiments.run import resume as go_on
+
+    _finished(go_on(folder))
+
+
+@app.command()
+def ls(root: Root = RUNS) -> None:
+    """List runs with their state and headline metrics."""
+    from fedlens.reporting.console import runs_table
+
+    found = runs(root)
+    out.print(runs_table(found) if found else f"There are no runs in {root} yet.")
+
+
+@app.command()
+def show(which: RunName, root: Root = RUNS) -> None:
+    """Show one run: result, provenance, learning curve."""
+    from fedlens.reporting.console import run_page
+
+    out.print(run_page(find_run(which, root)))
+
+
+@app.command()
+def config(
+    experiment: Annotated[
+        str | None, typer.Argument(help="Print its config; without it, list all experiments.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """List the experiments and what each costs, or print the composed config of one."""
+    from fedlens.experiments.compose import compose, experiments, to_yaml
+
+    if experiment is None:
+        for entry in experiments():
+            out.print(f"[bold]{entry.name}[/bold]")
+            out.print(entry.documentation + "\n", markup=False, highlight=False)
+        return
+    composed = compose(experiment, overrides or [])
+    documentation = next(e.documentation for e in experiments() if e.name == experiment)
+    for line in documentation.splitlines():
+        print(f"# {line}".rstrip())
+    print(to_yaml(composed), end="")
+
+
+DataName = Annotated[str, typer.Argument(help="cifar100 or synthetic.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--root", help="Else $FEDLENS_DATA, else the user cache.")
+]
+
+
+@data_app.command("fetch")
+def data_fetch(name: DataName = "cifar100", root: DataRoot = None) -> None:
+    """Download CIFAR-100, or draw the synthetic images, unless they are there."""
+    from fedlens.data import cifar
+
+    if _dataset_name(name) == "cifar100":
+        out.print(f"cifar100 is complete in {cifar.fetch(root)}")
+        return
+    from fedlens.data import synthetic
+
+    dataset = synthetic.dataset()
+    images = dataset.load_train()
+    out.print(f"synthetic: {len(images)} training images of {len(dataset.classes)} classes, cached")
+
+
+@data_app.command("verify")
+def data_verify(name: DataName = "cifar100", root: DataRoot = None) -> None:
+    """Compare the files with the official checksums."""
+    if _dataset_name(name) == "synthetic":
+        raise FedlensError("synthetic images are drawn and checked whenever they are loaded.")
+    from fedlens.data import cifar
+
+    states = cifar.verify(root)
+    for file, state in states.items():
+        out.print(f"{state:8} {cifar.locate(root) / cifar.FOLDER / file}", soft_wrap=True)
+    if set(states.values()) != {"ok"}:
+        raise FedlensError("CIFAR-100 is not whole here: run `fedlens data fetch`.")
+
+
+@data_app.command("describe")
+def data_describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
+    """Say what a dataset holds; the test images stay unread."""
+    from fedlens.experiments.build import dataset
+    from fedlens.experiments.config import DataConfig
+
+    found = dataset(DataConfig(name=_dataset_name(name), root=str(root) if root else None))
+    images = found.load_train()
+    counts = images.labels.bincount()
+    table = Table.grid(padding=(0, 2))
+    table.add_row("name", found.name)
+    table.add_row("training images", f"{len(images)}, {tuple(images.pixels.shape[1:])} uint8")
+    table.add_row("per class", f"{int(counts.min())} to {int(counts.max())}")
+    table.add_row("test images", "sealed until a run's final evaluation")
+    table.add_row("digest", found.digest)
+    table.add_row("classes", f"{len(found.classes)}: {', '.join(found.classes)}")
+    out.print(table)
+
+
+@weights_app.command("list")
+def weights_list() -> None:
+    """The backbones, and the files their weights may lie in."""
+    from fedlens.models.backbones import TABLE
+
+    table = Table("backbone", "patch", "px", "files", "paper", box=None)
+    for row in TABLE.values():
+        files = ", ".join(row.files) or "pretrained here, on first use"
+        table.add_row(row.name, str(row.patch), str(row.resolution), files, row.paper)
+    table.add_row("timm:<any name>", "", "", "downloaded by timm's name", "")
+    out.print(table)
+
+
+@weights_app.command("fetch")
+def weights_fetch(backbone: Backbone) -> None:
+    """Download a backbone's weights unless they are there, and say where they are."""
+    from fedlens.experiments.build import weights_file
+    from fedlens.experiments.config import BackboneConfig
+
+    out.print(str(weights_file(BackboneConfig(name=backbone))), soft_wrap=True)
+
+
+@weights_app.command("verify")
+def weights_verify(
+    backbone: Backbone,
+    file: Annotated[Path | None, typer.Option(help="Another file than the one found.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The hash it should have.")] = None,
+) -> None:
+    """Check that a file fits the backbone, key by key, and print its hash."""
+    from fedlens.experiments.build import weights_file
+    from fedlens.experiments.config import BackboneConfig
+    from fedlens.models import backbones, weights
+
+    path = weights_file(BackboneConfig(name=backbone, weights=str(file) if file else None))
+    loaded = weights.verify(backbones.find(backbone), path, expected_sha256=sha256)
+    out.print(f"ok       {loaded.path}\nsha256   {loaded.sha256}", soft_wrap=True)
+
+
+def _dataset_name(name: str) -> str:
+    from fedlens.experiments.config import DATASETS
+
+    if name not in DATASETS:
+        raise FedlensError(f"There is no dataset '{name}': {suggest(name, DATASETS)}")
+    return name
+
+
+def _finished(folder: RunFolder) -> None:
+    from fedlens.reporting.console import run_page
+
+    out.print(run_page(folder))
+
+
+def main() -> None:
+    """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(console=console, show_path=False, show_level=False)
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(message)s"))
+    handler.addFilter(lambda record: record.levelno < logging.ERROR)  # errors are printed below
+    logger = logging.getLogger("fedlens")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        app()
+    except FedlensError as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except Interrupted as stopped:
+        console.print(f"Stopped; {stopped}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A disk cache of backbone features: whatever keeps the backbone frozen computes them once.
+
+An entry is a folder named by the digest of its key. It grows by chunks at fixed boundaries, so a
+build that was killed resumes at the first missing chunk and ends bit-identical.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedlens import files, params
+from fedlens.data.batches import in_order
+from fedlens.data.images import Examples
+from fedlens.errors import FedlensError
+
+CHUNK = 2048  # examples; half a minute or so of a small ViT on a laptop
+
+log = logging.getLogger(__name__)
+
+
+def features(
+    examples: Examples,
+    extract: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    key: Mapping[str, object],
+    batch_size: int = 256,
+    progress: Callable[[int, int], None] | None = None,
+    root: Path | None = None,
+) -> torch.Tensor:
+    """`extract` of every example in order, float32 [N, D] on the CPU; cached under `key`.
+
+    `key` names everything the features depend on (data, split, backbone, hash of its weights,
+    resolution, normalisation, precision), in words that JSON knows. A model in `extract` must be
+    in eval mode. `progress` is told how many of how many examples are done.
+    """
+    count = len(examples)
+    if not count:
+        raise ValueError("there are no examples to take features of")
+    identity = {**key, "examples": count, "chunk": CHUNK, "batch_size": batch_size}
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    folder = (root or files.cache_dir()) / "features" / name
+    whole, chunks = folder / "features.safetensors", folder / "chunks"
+
+    def compute(span: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for index in torch.split(span, batch_size):
+            parts.append(_checked(extract(examples.batch(index)), index))
+            if progress:
+                progress(int(index[-1]) + 1, count)
+        return torch.cat(parts)
+
+    with _alone(folder), torch.no_grad():  # not inference_mode: heads are trained on the result
+        found = _read(whole, count)
+        if found is None:
+            files.write_json(folder / "key.json", identity)
+            parts = []
+            for number, span in enumerate(in_order(count, CHUNK)):
+                path = chunks / f"{number:05d}.safetensors"
+                part = _read(path, len(span))
+                if part is None:
+                    part = compute(span)
+                    _write(path, part)
+                parts.append(part)
+            found = torch.cat(parts)
+            _write(whole, found)
+        shutil.rmtree(chunks, ignore_errors=True)
+        return found
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: a second one waits, then finds the features built."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedlensError(f"Cannot keep features in {folder} ({error.strerror}).") from error
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("Another process is building these features; waiting for it (%s).", folder)
+        lock.acquire()
+    try:
+        files.clear_partials(folder)
+        files.clear_partials(folder / "chunks")
+        yield
+    finally:
+        lock.release()
+
+
+def _checked(batch: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    batch = batch.float().cpu()
+    if batch.ndim != 2 or len(batch) != len(index):
+        raise ValueError(f"features of shape {tuple(batch.shape)} for {len(index)} examples")
+    finite = batch.isfinite().all(dim=1)
+    if not finite.all():
+        example = int(index[finite.logical_not().nonzero()[0, 0]])
+        raise FedlensError(
+            f"The backbone's features of example {example} are not finite: "
+            "check its weights, or use precision fp32."
+        )
+    return batch
+
+
+def _write(path: Path, value: torch.Tensor) -> None:
+    content = {"features": value.contiguous()}
+    with files.replacing(path) as temporary:
+        temporary.write_bytes(save(content, metadata={"digest": params.digest(content)}))
+
+
+def _read(path: Path, count: int) -> torch.Tensor | None:
+    """What `_write` wrote, or None if it is not there, damaged (a warning) or not `count` rows."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            value: torch.Tensor = file.get_tensor("features")
+            digest = (file.metadata() or {}).get("digest")
+        if len(value) == count and params.digest({"features": value}) == digest:
+            return value
+        reason = "its content does not match its digest"
+    except (SafetensorError, OSError) as error:
+        reason = str(error)
+    log.warning("Damaged feature cache %s (%s): computing it again.", path, reason)
+    return None

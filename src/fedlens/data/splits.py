@@ -1,0 +1,107 @@
+"""Who may look at what: a stratified validation split, and a test split that stays sealed.
+
+Choosing anything on test data makes its accuracy optimistic, so code that chooses cannot read it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Concatenate, Literal, ParamSpec
+
+import torch
+
+from fedlens import rng
+from fedlens.data.images import Images
+from fedlens.errors import FedlensError
+
+P = ParamSpec("P")
+
+
+def stratified(
+    labels: torch.Tensor, fraction: float, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(train, validation) indices, sorted, disjoint and covering.
+
+    Class c gives ⌊fraction·n_c⌋ or one more, by largest remainder, so that the validation split
+    has exactly round(fraction·N) samples.
+    """
+    if not 0 <= fraction < 1:
+        raise FedlensError(f"A validation fraction lies in [0, 1), not {fraction}.")
+    counts = torch.bincount(labels)
+    quota = _largest_remainder(counts, fraction)
+    if (emptied := (quota == counts) & (counts > 0)).any():
+        raise FedlensError(
+            f"A validation fraction of {fraction} leaves class {int(emptied.nonzero()[0])} "
+            "without a training sample: choose a smaller one."
+        )
+    shuffled = torch.randperm(len(labels), generator=rng.generator(seed, "split"))
+    grouped = shuffled[labels[shuffled].argsort(stable=True)]  # by class, shuffled within it
+    first = counts.cumsum(0) - counts
+    rank = torch.arange(len(labels)) - first[labels[grouped]]
+    validation = rank < quota[labels[grouped]]
+    return grouped[~validation].sort().values, grouped[validation].sort().values
+
+
+def _largest_remainder(counts: torch.Tensor, fraction: float) -> torch.Tensor:
+    shares = counts.double() * fraction
+    quota = shares.floor().long()
+    left = round(int(counts.sum()) * fraction) - int(quota.sum())
+    quota[(shares - quota).argsort(descending=True, stable=True)[:left]] += 1
+    return quota
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What has been chosen, and on what, before the test split is looked at."""
+
+    parameters: str  # the digest of the chosen parameters
+    chosen_on: Literal["validation", "last"]
+    unit: int  # the epoch or round they come from
+
+
+class TestLeak(RuntimeError):
+    """Something would be chosen after the test split has been seen."""
+
+
+class SealedTest:
+    """The test split, readable once the choice is made and for that choice only.
+
+    It guards against mistakes (a best epoch or an α picked on test accuracy), not against malice:
+    Python hides nothing. A resumed run passes the choice it had already made as `opened`.
+    """
+
+    def __init__(self, load: Callable[[], Images], *, opened: Choice | None = None) -> None:
+        self.__load = load
+        self.__images: Images | None = None
+        self.__opened = opened
+
+    @property
+    def opened(self) -> Choice | None:
+        """For the records: the choice this split was opened for, None while it is sealed."""
+        return self.__opened
+
+    def open(self, choice: Choice) -> Images:
+        if self.__opened not in (None, choice):
+            raise TestLeak(
+                f"The test split was opened for {self.__opened}; {choice} would be a second "
+                "choice, made after seeing it."
+            )
+        self.__opened = choice
+        return self.__read()
+
+    def curve(
+        self,
+        measure: Callable[Concatenate[Images, P], Mapping[str, float]],
+        sink: Callable[[Mapping[str, float]], None],
+    ) -> Callable[P, None]:
+        """A write-only channel for test curves: what is measured goes to the sink and the caller
+        gets None, so selection, early stopping and schedulers have nothing to read."""
+
+        def record(*args: P.args, **kwargs: P.kwargs) -> None:
+            sink(measure(self.__read(), *args, **kwargs))
+
+        return record
+
+    def __read(self) -> Images:
+        if self.__images is None:
+            self.__images = self.__load()
+        return self.__images

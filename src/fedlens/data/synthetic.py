@@ -1,0 +1,156 @@
+"""The embedded world: 32×32 images of a coloured, textured shape, drawn rather than downloaded.
+
+A class is a combination, such as "teal striped ring"; where it lies, how large, how turned, on what
+ground, under what light and behind what clutter vary from image to image. The 100 classes of the
+world and the classes that the project's own backbone is pretrained on share no combination.
+
+Per pixel only +, −, ×, ÷, √, floor, min and max are used, which IEEE 754 rounds correctly, so the
+bits do not depend on the number of threads or the width of the vector unit.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from fedlens import rng
+
+log = logging.getLogger(__name__)
+
+WORLD = 2  # the seed of everything here: another number is another world
+VERSION = 1  # to be raised whenever the same arguments would draw other pixels
+CLASSES = 100
+SIZE = 32
+
+Combination = tuple[str, str, str]  # colour, texture, shape
+Field = Callable[[Tensor, Tensor], Tensor]  # of coordinates (x, y), each [count, SIZE, SIZE]
+
+
+# --- shapes: signed distances, negative inside, in units of the shape's radius
+
+
+def _radius(x: Tensor, y: Tensor) -> Tensor:
+    return (x * x + y * y).sqrt()
+
+
+def _box(x: Tensor, y: Tensor, width: float, height: float) -> Tensor:
+    return torch.maximum(x.abs() - width, y.abs() - height)
+
+
+def _sides(x: Tensor, y: Tensor, count: int) -> Tensor:
+    """Distances to the lines through the sides of a regular polygon, ascending along dimension 0."""
+    turns = [2 * math.pi * side / count for side in range(count)]
+    return torch.stack([x * math.cos(turn) + y * math.sin(turn) for turn in turns]).sort(0).values
+
+
+SHAPES: dict[str, Field] = {
+    "disc": lambda x, y: _radius(x, y) - 0.85,
+    "ring": lambda x, y: (_radius(x, y) - 0.7).abs() - 0.25,
+    "square": lambda x, y: _box(x, y, 0.75, 0.75),
+    "frame": lambda x, y: (_box(x, y, 0.6, 0.6)).abs() - 0.22,
+    "triangle": lambda x, y: _sides(x, y, 3)[-1] - 0.55,
+    "star": lambda x, y: _sides(x, y, 5)[-2] - 0.4,  # at most one side of the pentagon is crossed
+    "cross": lambda x, y: torch.minimum(_box(x, y, 1, 0.32), _box(x, y, 0.32, 1)),
+    "crescent": lambda x, y: torch.maximum(_radius(x, y) - 1, 0.75 - _radius(x - 0.5, y)),
+    "dome": lambda x, y: torch.maximum(_radius(x, y + 0.4) - 1, -0.4 - y),
+    "bar": lambda x, y: _box(x, y, 1.05, 0.38),
+}
+
+
+# --- textures: how light the paint is, from 0 to 1, over coordinates in periods of the pattern
+
+
+def _wave(x: Tensor) -> Tensor:
+    """A triangle wave of period 1 between −1 and 1."""
+    return 4 * (x - (x + 0.5).floor()).abs() - 1
+
+
+def _edge(x: Tensor) -> Tensor:
+    return (0.5 + 2 * x).clamp(0, 1)
+
+
+TEXTURES: dict[str, Field] = {
+    "plain": lambda x, y: torch.ones_like(x),
+    "striped": lambda x, y: _edge(_wave(x)),
+    "checked": lambda x, y: _edge(2 * _wave(x / 1.6) * _wave(y / 1.6)),
+    "dotted": lambda x, y: _edge(_wave(x) + _wave(y) - 0.3),
+    "rippled": lambda x, y: _edge(_wave(_radius(x, y))),
+    "zigzag": lambda x, y: _edge(_wave(x + 0.35 * _wave(y / 1.5))),
+}
+
+COLOURS: dict[str, float] = {  # hues, in turns
+    "red": 0.0,
+    "orange": 0.08,
+    "yellow": 0.16,
+    "green": 0.32,
+    "teal": 0.47,
+    "blue": 0.61,
+    "purple": 0.75,
+    "pink": 0.89,
+}
+
+
+def combinations() -> tuple[list[Combination], list[Combination]]:
+    """Those of the world, and those left for pretraining."""
+    every = list(product(COLOURS, TEXTURES, SHAPES))
+    order = torch.randperm(len(every), generator=rng.generator(WORLD, "combinations")).tolist()
+    return [every[i] for i in order[:CLASSES]], [every[i] for i in order[CLASSES:]]
+
+
+# --- drawing
+
+
+def _rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """[count, 1, 1] each → [count, 3, 1, 1]."""
+    sector = (torch.tensor([5.0, 3.0, 1.0])[:, None, None] + 6 * hue[:, None]) % 6
+    away = torch.minimum(sector, 4 - sector).clamp(0, 1)
+    return value[:, None] * (1 - saturation[:, None] * away)
+
+
+def paint(combination: Combination, count: int, draw: torch.Generator) -> Tensor:
+    """`count` images of one class: uint8 [count, 3, SIZE, SIZE]."""
+    colour, texture, shape = combination
+    axis = torch.arange(SIZE) - (SIZE - 1) / 2
+    rows, columns = axis[:, None], axis[None, :]
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, 1, 1, generator=draw)
+
+    def turned(x: Tensor, y: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+        return x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+
+    def cover(canvas: Tensor, ink: Tensor, distance: Tensor) -> Tensor:
+        return canvas + (ink - canvas) * (0.5 - distance).clamp(0, 1)[:, None]
+
+    def any_colour() -> Tensor:
+        return _rgb(uniform(0, 1), uniform(0, 0.9), uniform(0.2, 1))
+
+    def blob(low: float, high: float) -> Tensor:
+        x, y = columns - uniform(-16, 16), rows - uniform(-16, 16)
+        x, y = turned(x, y * uniform(0.5, 1), uniform(0, math.pi))
+        return _radius(x, y) - uniform(low, high)
+
+    slope, _ = turned(columns, rows, uniform(0, 2 * math.pi))
+    ground = any_colour()
+    canvas = ground + (any_colour() - ground) * (0.5 + slope / SIZE).clamp(0, 1)[:, None]
+    for _ in range(2):
+        canvas = cover(canvas, any_colour(), blob(2, 6))
+
+    x, y = columns - uniform(-4, 4), rows - uniform(-4, 4)
+    radius = uniform(9, 13)
+    distance = SHAPES[shape](*turned(x / radius, y / radius, uniform(-0.4, 0.4))) * radius
+    period = uniform(4.5, 6)
+    u, v = turned(x / period, y / period, uniform(-0.4, 0.4))
+    light = TEXTURES[texture](u + uniform(-0.5, 0.5), v + uniform(-0.5, 0.5))
+    light = 1 - uniform(0.4, 0.8) * (1 - light)
+    hue = COLOURS[colour] + uniform(-0.04, 0.04)
+    ink = _rgb(hue, uniform(0.55, 1), uniform(0.65, 1)) * light[:, None]
+    canvas = cover(canvas, ink, distance)
+    canvas = cover(canvas, any_colour(), blob(1, 3))
+
+    noise = torch.rand(canvas.shape, generator=draw) - 0.5
+    canvas = canvas * uniform(0.75, 1.1)[:, None] + uniform(0.05, 0.2)[:, None] * noise
+    return (canvas.clamp(0, 1) * 255).round().to(torch.uint8)

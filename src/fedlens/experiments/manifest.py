@@ -1,0 +1,65 @@
+"""The circumstances of a run: versions, commit, hardware, command, hashes of what went in."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("fedlens", "torch", "torchvision", "timm", "numpy", "safetensors", "hydra-core")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def session(device: torch.device) -> dict[str, Any]:
+    """What is true of this process; a run that was resumed has several."""
+    return {
+        "started": now(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "git": git_commit(Path(__file__).parent),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+
+
+def differences(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
+    """What differs between two sessions and could change the last bits of a result."""
+    watched = ("versions", "git", "processor", "threads", "device")
+    return [key for key in watched if first.get(key) != later.get(key)]
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit this code was run from, marked where the tree had changes; None outside git."""
+    try:
+        said = [
+            subprocess.run(
+                ["git", "-C", str(folder), *words],
+                capture_output=True, text=True, timeout=10, check=True,
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "."])
+        ]  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said[0] + ("+changes" if said[1] else "")
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

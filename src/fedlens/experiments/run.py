@@ -1,0 +1,184 @@
+"""The life of a run: its folder, its log, its signals, its loop, its result.
+
+A run is found by its name, which its config decides: the same command continues it, and once it
+is finished there is nothing left to do.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens import params
+from fedlens.data.splits import Choice
+from fedlens.errors import FedlensError
+from fedlens.experiments import compose, manifest, snapshot
+from fedlens.experiments.build import Parts, build, preflight
+from fedlens.experiments.central import Central, Progress
+from fedlens.experiments.checkpoint import Checkpoints
+from fedlens.experiments.config import Config, essence, run_name
+from fedlens.experiments.ledger import Ledger
+from fedlens.experiments.measure import Measure
+from fedlens.experiments.records import RunFolder
+from fedlens.experiments.signals import Interrupted, StopRequest, listening
+from fedlens.experiments.tracking import open_tracker
+from fedlens.files import replacing
+from fedlens.training.local import Model
+
+log = logging.getLogger(__name__)
+
+
+def start(config: Config) -> RunFolder:
+    """Runs `config`, continuing where an earlier session of the same run stopped."""
+    preflight(config)
+    folder = RunFolder(Path(config.run.root) / run_name(config))
+    if folder.config.exists():
+        stored = compose.load(folder.config)
+        if essence(stored) != essence(config):
+            raise FedlensError(
+                f"{folder.path} holds a run with another config: choose another run.name."
+            )
+        config = replace(config, threads=config.threads or stored.threads)
+    return _run(config, folder)
+
+
+def resume(folder: RunFolder) -> RunFolder:
+    """Continues a run from its folder alone."""
+    return _run(compose.load(folder.config), folder)
+
+
+def _run(config: Config, folder: RunFolder) -> RunFolder:
+    if folder.result is not None:
+        log.info("%s is finished: nothing to do", folder.name)
+        return folder
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedlensError(f"Cannot make {folder.path} ({error.strerror}).") from error
+    with folder.lock(), _logging_to(folder.log), listening() as stop:
+        try:
+            folder.forget_failure()
+            _work(config, folder, stop)
+        except Interrupted as reason:
+            log.warning("stopped by %s; what was done is saved", reason)
+            raise Interrupted(f"go on with: fedlens resume {folder.path}") from reason
+        except Exception as error:
+            fault = error
+            if isinstance(error, OSError):  # a full disk shows itself wherever it likes
+                fault = FedlensError(f"{folder.name} could not go on: {error}.")
+            log.error("%s", fault, exc_info=not isinstance(fault, FedlensError))
+            with suppress(Exception):  # on a full disk this may fail too; the log has it
+                folder.write("failure", {"message": str(fault), "when": manifest.now()})
+            raise fault from error
+    return folder
+
+
+def _work(config: Config, folder: RunFolder, stop: StopRequest) -> None:
+    device = choose_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    config = replace(config, threads=torch.get_num_threads())
+    with replacing(folder.config) as temporary:
+        temporary.write_text(compose.to_yaml(config), encoding="utf-8")
+    log.info("run %s", folder.name)
+
+    parts = build(config, device, stop, opened=Choice(**folder.choice) if folder.choice else None)
+    _sign(folder, parts, device)
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        keep_best=config.checkpoint.keep_best,
+        keep_last=config.checkpoint.keep_last,
+    )
+    model: Model = torch.compile(parts.model) if config.train.compile else parts.model
+    measure = Measure(model, parts, batch_size=config.evaluate.batch_size, stop=stop)
+    with open_tracker(config.tracker.name, folder.path, project=config.tracker.project,
+                      mode=config.tracker.mode, config=asdict(config)) as tracker:  # fmt: skip
+        loop = Central(config, parts, measure, Ledger(folder, checkpoints), tracker, stop)
+        progress = loop.run()
+        result = _conclude(config, folder, parts, measure, checkpoints, progress)
+        tracker.log(progress.epoch, {"test/top1": result["test"]["top1"]})
+    folder.write("result", result)
+    log.info("test accuracy %.2f %%", 100 * result["test"]["top1"])
+
+
+def _sign(folder: RunFolder, parts: Parts, device: torch.device) -> None:
+    """Adds this session to the manifest; refuses to go on with other data or weights."""
+    session = manifest.session(device)
+    signed = folder.manifest or {"name": folder.name, "inputs": parts.inputs, "sessions": []}
+    for what, found in parts.inputs.items():
+        if signed["inputs"].get(what) != found:
+            raise FedlensError(
+                f"{folder.name} began with other {what} than are here now (the hashes differ): "
+                f"bring the same {what} back, or start another run under another run.name."
+            )
+    if signed["sessions"] and (changed := manifest.differences(signed["sessions"][0], session)):
+        log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))
+    folder.write("manifest", {**signed, "sessions": [*signed["sessions"], session]})
+
+
+def _conclude(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    measure: Measure,
+    checkpoints: Checkpoints,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fixes the choice, then opens the test split for it."""
+    by_validation = config.evaluate.select == "best" and progress.best is not None
+    epoch = progress.epoch
+    if by_validation and progress.best:
+        snapshot.put_back(checkpoints.load(progress.best).tensors, parts.model)
+        epoch = progress.best_epoch
+    choice = Choice(
+        parameters=params.digest(snapshot.learned(parts.model)),
+        chosen_on="validation" if by_validation else "last",
+        unit=epoch,
+    )
+    folder.write("choice", asdict(choice))
+    records = {record["epoch"]: record for record in folder.journal("metrics").read()}
+    return {
+        "experiment": config.experiment,
+        "data": config.data.name,
+        "backbone": config.backbone.name,
+        "resolution": config.backbone.resolution,
+        "seed": config.seed,
+        "choice": asdict(choice),
+        "epochs": progress.epoch,
+        "validation": records[epoch].get("validation"),
+        "test": asdict(measure.test(choice)),
+        "facts": parts.facts,
+        "seconds": round(progress.seconds, 1),
+        "finished": manifest.now(),
+    }
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the best there is; a device that is not there is refused."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
+    if not there[name.partition(":")[0]]:
+        raise FedlensError(f"device={name} is not available here: use device=auto.")
+    if name.startswith("cuda"):  # the same bits every time, where CUDA can
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device(name)
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(message)s"))
+    logger = logging.getLogger("fedlens")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

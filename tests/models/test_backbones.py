@@ -1,0 +1,125 @@
+import pytest
+import torch
+from torch import nn
+
+from fedlens.errors import FedlensError
+from fedlens.models import backbones
+from fedlens.models.backbones import Backbone
+
+PICO = backbones.find("vit_pico")
+DEPTH = PICO.arguments["depth"]
+
+
+def trained(backbone: nn.Module) -> set[str]:
+    return {name for name, value in backbone.named_parameters() if value.requires_grad}
+
+
+@pytest.mark.parametrize("row", backbones.TABLE.values(), ids=backbones.TABLE)
+def test_rows_build_what_they_say(row: Backbone) -> None:
+    backbone = backbones.create(row, resolution=2 * row.patch).eval()
+    with torch.inference_mode():
+        features = backbone(torch.zeros(2, 3, 2 * row.patch, 2 * row.patch))
+    assert features.shape == (2, backbones.width(backbone))
+    assert row.resolution % row.patch == 0
+    assert row.files or row.name == "vit_pico"
+    if row.timm_name:
+        derived = backbones.find(f"timm:{row.timm_name}")
+        assert (derived.mean, derived.std, derived.patch) == (row.mean, row.std, row.patch)
+        assert derived.repository == row.repository
+
+
+def test_vit_pico_is_small() -> None:
+    backbone = backbones.create(PICO)
+    assert sum(value.numel() for value in backbone.parameters()) < 1_000_000
+
+
+def test_creation_is_addressed_and_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    first, again, other = (backbones.create(PICO, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    name = "blocks.0.attn.qkv.weight"
+    assert torch.equal(first.state_dict()[name], again.state_dict()[name])
+    assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dino_vit16", "did you mean 'dino_vits16'?"),
+        ("resnet", "choose from dino_vits16"),
+        ("timm:vit_tinny_patch16_224", "did you mean 'timm:vit_tiny_patch16_224'?"),
+        (
+            "timm:vit_tiny_patch16_224.augreg",
+            "did you mean 'timm:vit_tiny_patch16_224.augreg_in21k",
+        ),
+        ("timm:xyzzy", "timm.list_models()"),
+    ],
+)
+def test_unknown_names_get_a_suggestion(name: str, said: str) -> None:
+    with pytest.raises(FedlensError) as error:
+        backbones.find(name)
+    assert said in str(error.value)
+
+
+def test_any_timm_model_makes_a_row() -> None:
+    before = torch.get_rng_state()
+    row = backbones.find("timm:vit_tiny_patch16_224")
+    assert row.name == "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    assert row.files[0] == backbones.find("vit_tiny").files[0]
+    convolutional = backbones.find("timm:resnet10t")
+    assert (convolutional.patch, convolutional.sized) == (1, False)
+    assert convolutional.classifier == ("fc",)
+    backbone = backbones.create(convolutional, resolution=33).eval()
+    with torch.inference_mode():
+        assert backbone(torch.zeros(1, 3, 33, 33)).shape == (1, backbones.width(backbone))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "said"),
+    [
+        ("dino_vits16", 100, "96 or 112"),
+        ("dinov2_vits14", 96, "84 or 98"),
+        ("vit_tiny", 7, "to 16."),
+        ("vit_tiny", 0, "to 16."),
+    ],
+)
+def test_a_resolution_must_fit_the_patches(name: str, resolution: int, said: str) -> None:
+    with pytest.raises(FedlensError) as error:
+        backbones.create(backbones.find(name), resolution=resolution)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("n", range(DEPTH + 1))
+def test_freeze_blocks_freezes_embeddings_and_first_blocks(n: int) -> None:
+    backbone = backbones.create(PICO)
+    names = trained(backbone)
+    backbones.freeze_blocks(backbone, n)
+    embeddings = {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
+    first = {name for name in names if name.startswith(tuple(f"blocks.{i}." for i in range(n)))}
+    assert embeddings < names
+    assert names - trained(backbone) == (first | embeddings if n else set())
+
+
+@pytest.mark.parametrize("n", range(1, DEPTH + 1))
+def test_last_blocks_trains_them_and_the_norm(n: int) -> None:
+    backbone = backbones.create(PICO)
+    names = trained(backbone)
+    backbones.last_blocks(backbone, n)
+    kept = tuple(f"blocks.{i}." for i in range(DEPTH - n, DEPTH))
+    assert trained(backbone) == {name for name in names if name.startswith((*kept, "norm."))}
+    assert {"norm.weight", "norm.bias"} < trained(backbone)
+
+
+def test_freezing_more_than_there_is_is_refused() -> None:
+    backbone = backbones.create(PICO)
+    for refuse in (backbones.freeze_blocks, backbones.last_blocks):
+        for n in (-1, DEPTH + 1):
+            with pytest.raises(FedlensError, match=f"has {DEPTH} blocks"):
+                refuse(backbone, n)
+        with pytest.raises(FedlensError, match="no sequence of transformer blocks"):
+            refuse(nn.Linear(2, 2), 1)
+    with pytest.raises(FedlensError, match="last_blocks:0"):
+        backbones.last_blocks(backbone, 0)
+    backbones.freeze_blocks(nn.Linear(2, 2), 0)
+    assert trained(backbone) == {name for name, _ in backbone.named_parameters()}

@@ -1,0 +1,286 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import create_model
+from torch import nn
+
+from fedlens import files
+from fedlens.data import cifar
+from fedlens.data.batches import Pipeline
+from fedlens.errors import FedlensError
+from fedlens.models import backbones, heads, weights
+
+PICO = backbones.find("vit_pico")
+DINO = backbones.find("dino_vits16")
+DINOV2 = backbones.find("dinov2_vits14")
+
+State = dict[str, torch.Tensor]
+
+
+def said(call: Callable[[], object]) -> str:
+    """The one sentence with which `call` is refused."""
+    with pytest.raises(FedlensError) as error:
+        call()
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.endswith((".", "?"))
+    return text
+
+
+@pytest.fixture(scope="module")
+def dino() -> nn.Module:
+    """timm's DINO ViT-S/16: its key names are those of the official file."""
+    torch.manual_seed(0)
+    return create_model("vit_small_patch16_224.dino", num_classes=0).eval()
+
+
+@pytest.fixture
+def pico_state() -> State:
+    return dict(backbones.create(PICO, seed=1).state_dict())
+
+
+def saved(folder: Path, content: object, name: str = "weights.pth") -> Path:
+    torch.save(content, folder / name)
+    return folder / name
+
+
+def features(backbone: nn.Module, resolution: int) -> torch.Tensor:
+    images = torch.randn(2, 3, resolution, resolution, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        result: torch.Tensor = backbone.eval()(images)
+    return result
+
+
+@pytest.mark.parametrize("wrapped", ["plain", "teacher", "model", "safetensors"])
+def test_the_official_dino_layout_gives_the_same_features(
+    dino: nn.Module, wrapped: str, tmp_path: Path
+) -> None:
+    state = dict(dino.state_dict())
+    if wrapped == "safetensors":
+        path = tmp_path / "vit_small_patch16_224.dino.safetensors"
+        save_file(state, path)
+    elif wrapped == "teacher":  # as in DINO's full checkpoint, with its projection head
+        teacher = {f"module.backbone.{name}": value for name, value in state.items()}
+        teacher["module.head.mlp.0.weight"] = torch.zeros(2, 384)
+        student = dict.fromkeys(teacher, torch.zeros(1))
+        path = saved(tmp_path, {"student": student, "teacher": teacher, "epoch": 3})
+    else:
+        path = saved(tmp_path, {"model": {"state_dict": state}} if wrapped == "model" else state)
+    backbone = backbones.create(DINO)
+    loaded = weights.load(backbone, DINO, path, expected_sha256=files.sha256(path).upper())
+    assert loaded == weights.LoadedWeights(path, files.sha256(path))
+    # At the pretraining's own resolution nothing is resampled: bit for bit the same.
+    assert torch.equal(backbone.state_dict()["pos_embed"], state["pos_embed"])
+    assert torch.equal(features(backbone, 224), features(dino, 224))
+
+
+def test_position_embeddings_are_resampled_to_the_grid(dino: nn.Module, tmp_path: Path) -> None:
+    path = saved(tmp_path, dino.state_dict())
+    backbone = backbones.create(DINO, resolution=96)
+    weights.load(backbone, DINO, path)
+    ours, theirs = backbone.state_dict()["pos_embed"], dino.state_dict()["pos_embed"]
+    assert ours.shape == (1, 1 + 6 * 6, 384)
+    assert torch.equal(ours, resample_abs_pos_embed(theirs, [6, 6]))
+    assert torch.equal(ours[:, 0], theirs[:, 0])
+    reference = create_model("vit_small_patch16_224.dino", num_classes=0, dynamic_img_size=True)
+    reference.load_state_dict(dino.state_dict())
+    torch.testing.assert_close(features(backbone, 96), features(reference, 96))
+
+
+def test_the_official_dinov2_layout(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source = create_model("vit_small_patch14_dinov2.lvd142m", num_classes=0)
+    for name, value in source.named_parameters():
+        if name.endswith("gamma"):  # at 1e-5 the blocks would hardly show
+            nn.init.uniform_(value)
+    state = dict(source.state_dict())
+    assert state["pos_embed"].shape == (1, 1370, 384)
+    assert "blocks.0.ls1.gamma" in state
+    path = saved(tmp_path, {**state, "mask_token": torch.zeros(1, 384)})
+    backbone = backbones.create(DINOV2, resolution=98)
+    weights.load(backbone, DINOV2, path)
+    reference = create_model(
+        "vit_small_patch14_dinov2.lvd142m", num_classes=0, dynamic_img_size=True
+    )
+    reference.load_state_dict(state)
+    torch.testing.assert_close(features(backbone, 98), features(reference, 98))
+
+
+def test_only_what_pretraining_adds_is_dropped(pico_state: State, tmp_path: Path) -> None:
+    head = {"head.weight": torch.zeros(9, 96), "head.bias": torch.zeros(9)}
+    weights.load(backbones.create(PICO), PICO, saved(tmp_path, {**pico_state, **head}))
+    stray = saved(tmp_path, {**pico_state, "header.weight": torch.zeros(1)})
+    text = said(lambda: weights.load(backbones.create(PICO), PICO, stray))
+    assert "unexpected header.weight" in text
+
+
+def test_a_file_that_does_not_fit_changes_nothing(pico_state: State, tmp_path: Path) -> None:
+    backbone = backbones.create(PICO)
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+
+    def refused(change: State, without: str = "") -> str:
+        content = {name: v for name, v in {**pico_state, **change}.items() if name != without}
+        return said(lambda: weights.load(backbone, PICO, saved(tmp_path, content)))
+
+    assert "missing norm.weight" in refused({}, without="norm.weight")
+    assert "unexpected extra" in refused({"extra": torch.zeros(1)})
+    assert "norm.bias has shape (5,) instead of" in refused({"norm.bias": torch.zeros(5)})
+    width = pico_state["cls_token"].shape[-1]
+    assert "pos_embed has shape" in refused({"pos_embed": torch.zeros(1, 1 + 60, width)})
+    assert "pos_embed has shape" in refused({"pos_embed": torch.zeros(1, 1 + 64, width + 1)})
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_another_patch_size_is_refused_rather_than_resampled(
+    dino: nn.Module, tmp_path: Path
+) -> None:
+    row = backbones.find("timm:vit_small_patch8_224.dino")
+    path = saved(tmp_path, dino.state_dict())
+    text = said(lambda: weights.load(backbones.create(row, resolution=64), row, path))
+    assert "patch_embed.proj.weight has shape (384, 3, 16, 16) instead of (384, 3, 8, 8)" in text
+
+
+def test_a_wrong_hash_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_bytes(b"anything")
+    text = said(lambda: weights.load(backbones.create(PICO), PICO, path, expected_sha256="0" * 64))
+    assert files.sha256(path) in text
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, ("pwned",)
+
+
+def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = saved(tmp_path, {"state_dict": Malicious()})
+    assert "could run any code" in said(lambda: weights.read(path))
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.99])
+def test_a_truncated_file_is_said_to_be_damaged(
+    pico_state: State, suffix: str, kept: float, tmp_path: Path
+) -> None:
+    path = tmp_path / f"weights.{suffix}"
+    if suffix == "pth":
+        torch.save(pico_state, path)
+    else:
+        save_file(pico_state, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    assert "damaged" in said(lambda: weights.read(path))
+
+
+def test_files_that_hold_something_else(tmp_path: Path) -> None:
+    for content in ([torch.zeros(1)], {"model": 3}, {"epoch": 3, "loss": torch.zeros(1)}):
+        path = saved(tmp_path, content)
+        assert "holds no state dict" in said(lambda path=path: weights.read(path))  # type: ignore[misc]
+    (tmp_path / "weights.npz").write_bytes(b"")
+    assert "neither .safetensors" in said(lambda: weights.read(tmp_path / "weights.npz"))
+    (tmp_path / "page.pth").write_text("<html>404: not found</html>")
+    assert "damaged" in said(lambda: weights.read(tmp_path / "page.pth"))
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No weights in the environment or the caches, and no network."""
+
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError("Name or service\nnot known")
+
+    monkeypatch.delenv("FEDLENS_WEIGHTS", raising=False)
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(weights, "get_hf_file_metadata", offline)
+    return tmp_path
+
+
+def test_without_a_network_one_sentence_says_what_to_do(nowhere: Path) -> None:
+    text = said(lambda: weights.fetch(DINO))
+    for hint in (
+        "dino_deitsmall16_pretrain.pth",
+        "vit_small_patch16_224.dino.safetensors",
+        str(nowhere / "cache" / "weights"),
+        "FEDLENS_WEIGHTS",
+        "backbone=vit_pico data=synthetic",
+        "Name or service not known",
+    ):
+        assert hint in text
+    assert "downloading is off" in said(lambda: weights.find(DINO, download=False))
+
+
+def test_the_order_in_which_places_are_searched(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "get_hf_file_metadata", lambda *_, **__: None)
+    monkeypatch.setattr(weights, "hf_hub_download", lambda *_, **__: "downloaded")
+    assert weights.find(DINO) == Path("downloaded")
+    monkeypatch.setattr(weights, "try_to_load_from_cache", lambda *_: "hub/model.safetensors")
+    assert weights.find(DINO) == Path("hub/model.safetensors")
+
+    def put(folder: str, name: str = DINO.files[0]) -> Path:
+        (nowhere / folder).mkdir(parents=True, exist_ok=True)
+        (nowhere / folder / name).touch()
+        return nowhere / folder / name
+
+    cached = put("cache/weights", DINO.files[1])
+    assert weights.find(DINO) == cached
+    named = put("named")
+    monkeypatch.setenv("FEDLENS_WEIGHTS", str(nowhere / "named"))
+    assert weights.find(DINO) == named
+    assert weights.find(DINOV2) == Path("hub/model.safetensors")
+    other = put("other", "mine.pth")
+    monkeypatch.setenv("FEDLENS_WEIGHTS", str(other))
+    assert weights.find(DINO) == other
+    assert weights.find(DINO, explicit=named) == named
+    assert weights.find(DINO, explicit=named.parent) == named
+
+
+def test_places_that_are_not_there(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "does not exist" in said(lambda: weights.find(DINO, explicit=nowhere / "no.pth"))
+    assert "holds no dino" in said(lambda: weights.find(DINO, explicit=nowhere))
+    assert "no published weights" in said(lambda: weights.find(PICO))
+    assert "cannot be opened" in said(
+        lambda: weights.load(backbones.create(PICO), PICO, nowhere / "no.pth")
+    )
+    monkeypatch.setenv("FEDLENS_WEIGHTS", str(nowhere / "gone"))
+    assert "FEDLENS_WEIGHTS names" in said(lambda: weights.find(DINO))
+
+
+def test_ridge_on_real_images_with_real_weights() -> None:
+    """ViT-Ti/16 at 128 px, the first 2,000 training and 500 test images of CIFAR-100."""
+    row = backbones.find("vit_tiny")
+    folder = Path(os.environ.get("FEDLENS_WEIGHTS", "/nowhere"))
+    if not (folder / row.files[0]).is_file():
+        pytest.skip(f"FEDLENS_WEIGHTS names no folder with {row.files[0]}")
+    if "FEDLENS_DATA" not in os.environ or "missing" in cifar.verify().values():
+        pytest.skip("FEDLENS_DATA names no folder with cifar-100-python")
+    backbone = backbones.create(row, resolution=128).eval()
+    weights.load(backbone, row, weights.find(row))
+    data = cifar.dataset(download=False)
+    train, test = data.load_train(), data.load_test()
+    pipeline = Pipeline(128, row.mean, row.std)
+
+    def extract(pixels: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.cat([backbone(pipeline(part)) for part in pixels.split(100)])  # type: ignore[no-untyped-call]
+
+    x, y = extract(train.pixels[:2000]), train.labels[:2000]
+    stats = heads.Statistics.of(x, y, 100)
+    held, truth = extract(test.pixels[:500]), test.labels[:500]
+
+    def accuracy(head: nn.Module) -> float:
+        with torch.inference_mode():
+            return float((head(held).argmax(1) == truth).float().mean())
+
+    assert accuracy(heads.ridge(stats, 1000.0)) > 0.40
+    assert accuracy(heads.class_means(stats)) > 0.30
