@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("steady", deadline=None, max_examples=50)
+settings.load_profile("steady")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

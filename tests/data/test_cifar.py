@@ -12,6 +12,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
+from torchvision.datasets import CIFAR100
 
 from fedlens.data import cifar
 from fedlens.errors import FedlensError
@@ -44,11 +45,11 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         archive.add(source, cifar.FOLDER)
     md5 = {name: hashlib.md5((source / name).read_bytes()).hexdigest() for name in NAMES}
     monkeypatch.setattr(cifar, "MD5", md5)
-    monkeypatch.setattr(cifar.CIFAR100, "train_list", [["train", md5["train"]]])
-    monkeypatch.setattr(cifar.CIFAR100, "test_list", [["test", md5["test"]]])
-    monkeypatch.setattr(cifar.CIFAR100, "meta", {**cifar.CIFAR100.meta, "md5": md5["meta"]})
+    monkeypatch.setattr(CIFAR100, "train_list", [["train", md5["train"]]])
+    monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
     packed = hashlib.md5((root / cifar.ARCHIVE).read_bytes()).hexdigest()
-    monkeypatch.setattr(cifar.CIFAR100, "tgz_md5", packed)
+    monkeypatch.setattr(CIFAR100, "tgz_md5", packed)
     return root
 
 
@@ -83,7 +84,7 @@ def test_the_test_file_is_not_unpickled_before_it_is_asked_for(
 
     def spy(stream: object, **options: str) -> object:
         opened.append(Path(getattr(stream, "name", "?")).name)
-        return load(stream, **options)  # type: ignore[arg-type, call-overload]
+        return load(stream, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pickle, "load", spy)
     data = cifar.dataset(tiny)
@@ -150,7 +151,7 @@ def server(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=served)) as running:
         Thread(target=running.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{running.server_port}/{cifar.ARCHIVE}"
-        monkeypatch.setattr(cifar.CIFAR100, "url", address)
+        monkeypatch.setattr(CIFAR100, "url", address)
         yield served
         running.shutdown()
 

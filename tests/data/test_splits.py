@@ -3,7 +3,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from fedlens.data import splits
@@ -22,12 +22,9 @@ def test_stratified_is_a_partition_with_exact_counts(
 ) -> None:
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
-    try:
-        train, validation = stratified(labels, fraction, seed)
-    except FedlensError as error:
-        assert "without a training sample" in str(error)
-        assert any(fraction * count > count - 1 for count in counts if count)
-        return
+    if any(fraction * count > count - 1 for count in counts if count):
+        reject()  # a class might be left without a training sample: a test of its own, below
+    train, validation = stratified(labels, fraction, seed)
     assert len(validation) == round(fraction * len(labels))
     assert torch.equal(torch.cat([train, validation]).sort().values, torch.arange(len(labels)))
     assert torch.equal(train, train.sort().values)
@@ -94,8 +91,7 @@ class Source:
 def test_nothing_is_read_before_a_choice() -> None:
     source = Source()
     sealed = SealedTest(source)
-    assert source.reads == 0
-    assert sealed.opened is None
+    assert (source.reads, sealed.opened) == (0, None)
     assert "choice" in inspect.signature(sealed.open).parameters
     with pytest.raises(TypeError):
         sealed.open()  # type: ignore[call-arg]
@@ -130,7 +126,7 @@ def test_curves_can_be_written_and_not_read() -> None:
         return {"epoch": epoch, "accuracy": float((images.labels == guess).float().mean())}
 
     record = sealed.curve(measure, written.append)
-    answers = [record(guess, epoch=guess) for guess in (0, 7)]  # type: ignore[func-returns-value]
+    answers: list[object] = [record(0, epoch=0), record(7, epoch=7)]
     assert answers == [None, None]
     assert written == [{"epoch": 0, "accuracy": 0.25}, {"epoch": 7, "accuracy": 0.0}]
     assert sealed.opened is None

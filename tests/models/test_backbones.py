@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,18 @@ from fedlens.models import backbones
 from fedlens.models.backbones import Backbone
 
 PICO = backbones.find("vit_pico")
-DEPTH = PICO.arguments["depth"]
+DEPTH = 3
+SIZE = {"patch_size": 4, "embed_dim": 12, "depth": DEPTH, "num_heads": 3}
+EMBEDDINGS = {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
+
+
+@pytest.fixture(params=["class token", "average"])
+def small(request: pytest.FixtureRequest) -> tuple[nn.Module, set[str], str]:
+    """A ViT of either kind, the names of its embeddings, and that of its final norm."""
+    average = {"class_token": False, "global_pool": "avg"} if request.param == "average" else {}
+    row = replace(PICO, arguments={**SIZE, **average})
+    embeddings = EMBEDDINGS if average else {*EMBEDDINGS, "cls_token"}
+    return backbones.create(row), embeddings, "fc_norm" if average else "norm"
 
 
 def trained(backbone: nn.Module) -> set[str]:
@@ -91,28 +104,31 @@ def test_a_resolution_must_fit_the_patches(name: str, resolution: int, said: str
 
 
 @pytest.mark.parametrize("n", range(DEPTH + 1))
-def test_freeze_blocks_freezes_embeddings_and_first_blocks(n: int) -> None:
-    backbone = backbones.create(PICO)
+def test_freeze_blocks_freezes_embeddings_and_first_blocks(
+    small: tuple[nn.Module, set[str], str], n: int
+) -> None:
+    backbone, embeddings, _ = small
     names = trained(backbone)
     backbones.freeze_blocks(backbone, n)
-    embeddings = {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
     first = {name for name in names if name.startswith(tuple(f"blocks.{i}." for i in range(n)))}
     assert embeddings < names
     assert names - trained(backbone) == (first | embeddings if n else set())
 
 
 @pytest.mark.parametrize("n", range(1, DEPTH + 1))
-def test_last_blocks_trains_them_and_the_norm(n: int) -> None:
-    backbone = backbones.create(PICO)
+def test_last_blocks_trains_them_and_the_norm(
+    small: tuple[nn.Module, set[str], str], n: int
+) -> None:
+    backbone, _, norm = small
     names = trained(backbone)
     backbones.last_blocks(backbone, n)
     kept = tuple(f"blocks.{i}." for i in range(DEPTH - n, DEPTH))
-    assert trained(backbone) == {name for name in names if name.startswith((*kept, "norm."))}
-    assert {"norm.weight", "norm.bias"} < trained(backbone)
+    last = {name for name in names if name.startswith(kept)}
+    assert trained(backbone) == last | {f"{norm}.weight", f"{norm}.bias"}
 
 
-def test_freezing_more_than_there_is_is_refused() -> None:
-    backbone = backbones.create(PICO)
+def test_freezing_more_than_there_is_is_refused(small: tuple[nn.Module, set[str], str]) -> None:
+    backbone, _, _ = small
     for refuse in (backbones.freeze_blocks, backbones.last_blocks):
         for n in (-1, DEPTH + 1):
             with pytest.raises(FedlensError, match=f"has {DEPTH} blocks"):

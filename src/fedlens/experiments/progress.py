@@ -1,6 +1,7 @@
-"""Progress for people: a bar on a terminal, a line per quarter where output goes to a file."""
+"""Progress for people: a bar on a terminal; where output goes to a file, a line now and then."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Update = Callable[[int, int], None]
+
+EVERY = 15.0  # seconds between two lines in a file
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +20,7 @@ def bar(title: str) -> Iterator[Update]:
     """Yields `update(done, total)`."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _quarters(title)
+        yield _lines(title)
         return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
@@ -25,14 +28,13 @@ def bar(title: str) -> Iterator[Update]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _quarters(title: str) -> Update:
-    shown = 0
+def _lines(title: str) -> Update:
+    said = time.monotonic()
 
     def update(done: int, total: int) -> None:
-        nonlocal shown
-        quarter = 4 * done // total
-        if quarter > shown:
-            shown = quarter
+        nonlocal said
+        if time.monotonic() - said > EVERY:
+            said = time.monotonic()
             log.info("%s: %d of %d", title, done, total)
 
     return update

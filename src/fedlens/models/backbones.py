@@ -81,8 +81,15 @@ TABLE = {
         ),
         Backbone(  # pretrained by the project itself on synthetic classes: no file to find
             name="vit_pico",
-            arguments={"patch_size": 4, "embed_dim": 96, "depth": 4, "num_heads": 3},
-            patch=4,
+            arguments={
+                "patch_size": 8,
+                "embed_dim": 96,
+                "depth": 4,
+                "num_heads": 3,
+                "class_token": False,
+                "global_pool": "avg",
+            },
+            patch=8,
             resolution=32,
             mean=HALF,
             std=HALF,

@@ -1,0 +1,21 @@
+"""The picture in CONTRIBUTING stays true: imports go downward, and reading records needs no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_layers() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_reading_records_and_configs_loads_no_torch() -> None:
+    code = (
+        "import sys, fedlens.cli, fedlens.reporting.console, fedlens.experiments.compose;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
