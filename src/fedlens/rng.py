@@ -26,9 +26,12 @@ def generator(seed: int, purpose: str, *ids: int | str) -> torch.Generator:
 @contextmanager
 def scoped(draw: torch.Generator) -> Iterator[None]:
     """Lends `draw` to library code that can only use torch's global generator, then restores it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=draw)))
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=draw)))
+    try:
         yield
+    finally:
+        torch.set_rng_state(before)
 
 
 @dataclass(frozen=True)

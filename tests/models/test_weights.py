@@ -266,7 +266,11 @@ def test_places_that_are_not_there(nowhere: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_ridge_on_real_images_with_real_weights() -> None:
-    """ViT-Ti/16 at 128 px, the first 2,000 training and 500 test images of CIFAR-100."""
+    """ViT-Ti/16 at 128 px, the first 2,000 training and 500 test images of CIFAR-100.
+
+    Measured 57.2 % (ridge, λ fixed beforehand) and 59.4 % (class means). These 500 images are
+    easier than the next 500 (50.4 % with the same head): a check of the path, not a result.
+    """
     row = backbones.find("vit_tiny")
     folder = Path(os.environ.get("FEDLENS_WEIGHTS", "/nowhere"))
     if not (folder / row.files[0]).is_file():
@@ -291,5 +295,5 @@ def test_ridge_on_real_images_with_real_weights() -> None:
         with torch.inference_mode():
             return float((head(held).argmax(1) == truth).float().mean())
 
-    assert accuracy(heads.ridge(stats, 1000.0)) > 0.40
-    assert accuracy(heads.class_means(stats)) > 0.30
+    assert accuracy(heads.ridge(stats, 1000.0)) > 0.54
+    assert accuracy(heads.class_means(stats)) > 0.56

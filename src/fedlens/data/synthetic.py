@@ -75,10 +75,10 @@ def _edge(x: Tensor) -> Tensor:
 TEXTURES: dict[str, Field] = {
     "plain": lambda x, y: torch.ones_like(x),
     "striped": lambda x, y: _edge(_wave(x)),
+    "banded": lambda x, y: _edge(_wave(y)),
+    "hatched": lambda x, y: _edge(_wave(0.7 * (x + y))),
     "checked": lambda x, y: _edge(2 * _wave(x / 1.6) * _wave(y / 1.6)),
     "dotted": lambda x, y: _edge(_wave(x) + _wave(y) - 0.3),
-    "rippled": lambda x, y: _edge(_wave(_radius(x, y))),
-    "zigzag": lambda x, y: _edge(_wave(x + 0.35 * _wave(y / 1.5))),
 }
 
 COLOURS: dict[str, float] = {  # hues, in turns
@@ -126,7 +126,7 @@ def paint(combination: Combination, count: int, draw: torch.Generator) -> Tensor
         return canvas + (ink - canvas) * (0.5 - distance).clamp(0, 1)[:, None]
 
     def any_colour() -> Tensor:
-        return _rgb(uniform(0, 1), uniform(0, 0.9), uniform(0.2, 1))
+        return _rgb(uniform(0, 1), uniform(0, 0.9), uniform(0.1, 1))
 
     def blob(low: float, high: float) -> Tensor:
         x, y = columns - uniform(-16, 16), rows - uniform(-16, 16)
@@ -139,13 +139,13 @@ def paint(combination: Combination, count: int, draw: torch.Generator) -> Tensor
     for _ in range(2):
         canvas = cover(canvas, any_colour(), blob(2, 6))
 
-    x, y = columns - uniform(-4, 4), rows - uniform(-4, 4)
+    x, y = columns - uniform(-5, 5), rows - uniform(-5, 5)
     radius = uniform(9, 13)
-    distance = SHAPES[shape](*turned(x / radius, y / radius, uniform(-0.4, 0.4))) * radius
-    period = uniform(4.5, 6)
-    u, v = turned(x / period, y / period, uniform(-0.4, 0.4))
+    distance = SHAPES[shape](*turned(x / radius, y / radius, uniform(-0.25, 0.25))) * radius
+    period = uniform(4.5, 6.5)
+    u, v = turned(x / period, y / period, uniform(-0.2, 0.2))
     light = TEXTURES[texture](u + uniform(-0.5, 0.5), v + uniform(-0.5, 0.5))
-    light = 1 - uniform(0.4, 0.8) * (1 - light)
+    light = 1 - uniform(0.5, 0.85) * (1 - light)
     hue = COLOURS[colour] + uniform(-0.04, 0.04)
     ink = _rgb(hue, uniform(0.55, 1), uniform(0.65, 1)) * light[:, None]
     canvas = cover(canvas, ink, distance)

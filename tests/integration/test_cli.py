@@ -1,0 +1,155 @@
+"""The command line as a person meets it: helpful, and calm about mistakes."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlens import cli
+from tests.integration.conftest import TINY
+
+REAL = ("FEDLENS_DATA", "FEDLENS_WEIGHTS")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def fedlens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlens", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["run"], ["resume"], ["ls"], ["show"], ["config"], ["data"], ["weights"]]
+)
+def test_help_everywhere(fedlens, words: list[str]) -> None:
+    code, out, _ = fedlens(*words, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_a_run_from_start_to_show(fedlens) -> None:
+    code, out, err = fedlens("run", "quickstart", *TINY)
+    assert code == 0
+    for word in ("synthetic", "vit_pico", "test", "validation", "runs/quickstart"):
+        assert word in out
+    assert "epoch 3 of 3" in err
+    code, out, _ = fedlens("ls")
+    assert code == 0
+    assert "finished" in out
+    assert "%" in out
+    code, out, _ = fedlens("show", "quickstart")
+    assert code == 0
+    assert "fedlens run quickstart" in out
+    code, out, _ = fedlens("resume", "quickstart")
+    assert (code, "nothing to do" in out) == (0, True)
+    (folder,) = Path("runs").iterdir()
+    for name in ("config.yaml", "manifest.json", "metrics.jsonl", "log.txt", "result.json"):
+        assert (folder / name).exists()
+    first = (folder / "log.txt").read_text().splitlines()[0]
+    assert [len(first.split(" | ")), first.split(" | ")[1]] == [3, "INFO"]
+
+
+def refused(answer: tuple[int, str, str], *words: str) -> None:
+    code, _, err = answer
+    assert code == 2
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: "), err
+    for word in words:
+        assert word in last
+    assert "Traceback" not in err
+
+
+def test_mistakes_are_one_sentence(fedlens, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in REAL:
+        monkeypatch.delenv(name, raising=False)
+    refused(fedlens("run", "centralised"), "did you mean 'centralized'")
+    refused(fedlens("run", "quickstart", "train.lrr=1"), "did you mean 'train.lr'")
+    refused(fedlens("show", "nothing"), "there are no runs")
+    refused(fedlens("data", "verify", "cifar10"), "did you mean 'cifar100'")
+    refused(fedlens("data", "verify"), "fedlens data fetch")
+    refused(fedlens("run", "quickstart", "backbone.resolution=30"), "px", "backbone.resolution")
+    refused(fedlens("run", "quickstart", "backbone=timm:resnet_18"), "did you mean")
+    refused(fedlens("run", "quickstart", "backbone.weights=absent.pth"), "does not exist")
+    refused(fedlens("run", "quickstart", *TINY, "backbone.freeze_blocks=99"), "blocks")
+    refused(fedlens("run", "quickstart", *TINY, "train.what=last_blocks:99"), "blocks")
+    refused(fedlens("run", "quickstart", *TINY, "device=cuda:7"), "device=auto")
+
+
+def test_a_run_that_diverges_stops_in_words_and_can_be_seen(fedlens) -> None:
+    words = [*TINY, "train.lr=1e30", "run.name=wild"]
+    refused(fedlens("run", "quickstart", *words), "lower train.lr")
+    code, out, _ = fedlens("ls")
+    assert (code, "failed" in out) == (0, True)
+    code, out, _ = fedlens("show", "wild")
+    assert "lower train.lr" in out
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(fedlens, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    refused(fedlens("run", "quickstart", *TINY, "run.root=locked"), "locked")
+
+
+def test_a_disk_that_fills_up_mid_run_loses_nothing(
+    fedlens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedlens.experiments import checkpoint
+
+    real, saves = checkpoint.save_file, []
+
+    def filling(tensors: object, path: Path) -> None:
+        saves.append(path)
+        if len(saves) == 2:
+            raise OSError(28, "No space left on device")
+        real(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", filling)
+        refused(fedlens("run", "quickstart", *TINY, "run.name=it"), "No space left")
+    assert len(list(Path("runs/it/checkpoints").iterdir())) == 1
+    code, _, err = fedlens("resume", "it")
+    assert code == 0
+    assert "resuming from checkpoint" in err
+
+
+def test_configs_are_listed_and_printed(fedlens) -> None:
+    code, out, _ = fedlens("config")
+    assert code == 0
+    for word in ("centralized", "head_only", "ridge", "quickstart", "cost:", "expect:"):
+        assert word in out
+    code, out, _ = fedlens("config", "centralized", "train.lr=0.25")
+    assert code == 0
+    assert "lr: 0.25" in out
+    assert out.startswith("# Central baseline")
+
+
+def test_data_and_weights_describe_themselves(fedlens) -> None:
+    code, out, _ = fedlens("data", "describe", "synthetic")
+    assert code == 0
+    assert "sealed" in out
+    code, out, _ = fedlens("weights", "list")
+    assert code == 0
+    assert "dino_vits16" in out
+
+
+def test_real_files_verify(fedlens) -> None:
+    if not os.environ.get("FEDLENS_DATA"):
+        pytest.skip("FEDLENS_DATA is not set")
+    code, out, _ = fedlens("data", "verify")
+    assert code == 0
+    assert out.count("ok") == 3

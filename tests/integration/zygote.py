@@ -1,0 +1,89 @@
+"""Runs `fedlens` in forked children that die on command, so that many deaths cost little time.
+
+stdin: one JSON object a line {"argv": [...], "die_at": n | null, "half_write": n | null,
+"delay": s | null, "signal": name | null}; stdout: {"status": exit status, "calls": n}.
+`die_at` kills the child at its n-th call of fsync, replace or rmtree; `half_write` in the middle of
+writing the tensors of its n-th checkpoint; `delay` sends the signal after so many seconds.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedlens.experiments.run  # noqa: F401  (imported once, for all children)
+from fedlens import cli
+from fedlens.experiments import checkpoint
+
+torch.set_num_threads(1)
+
+
+def deadly(function: Callable[..., Any], calls: list[int], die_at: int | None) -> Callable[..., Any]:
+    def wrapped(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+
+    return wrapped
+
+
+def half_writing(nth: int) -> Callable[..., None]:
+    whole, saves = checkpoint.save_file, [0]
+
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        whole(tensors, path)
+        saves[0] += 1
+        if saves[0] == nth:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return save
+
+
+def child(order: dict[str, Any], report: int) -> None:
+    calls = [0]
+    for module, name in ((os, "fsync"), (os, "replace"), (shutil, "rmtree")):
+        setattr(module, name, deadly(getattr(module, name), calls, order.get("die_at")))
+    if order.get("half_write"):
+        checkpoint.save_file = half_writing(order["half_write"])  # type: ignore[assignment]
+    sys.argv = ["fedlens", *order["argv"]]
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    finally:
+        os.write(report, str(calls[0]).encode())
+    os._exit(code)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            child(order, writing)
+        os.close(writing)
+        if order.get("delay") is not None:
+            time.sleep(order["delay"])
+            os.kill(pid, getattr(signal, order.get("signal") or "SIGKILL"))
+        _, status = os.waitpid(pid, 0)
+        calls = int(os.read(reading, 100) or 0)
+        os.close(reading)
+        print(json.dumps({"status": os.waitstatus_to_exitcode(status), "calls": calls}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
