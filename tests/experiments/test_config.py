@@ -37,6 +37,10 @@ from fedlens.experiments.config import Config, essence, keys, run_name, validate
         ("device=tpu", "device=tpu is unknown"),
         ("seed=-1", "0 or more"),
         ("checkpoint.keep_last=0", "at least 1"),
+        ("augment.crop_padding=-1", "0 or more"),
+        ("augment.colour_jitter=1.5", r"must lie in \[0, 1\]"),
+        ("augment.randaugment=-1", "0 or more"),
+        ("augment.magnitude=31", r"must lie in \[0, 30\]"),
     ],
 )
 def test_bad_overrides_are_one_sentence(override: str, complaint: str) -> None:

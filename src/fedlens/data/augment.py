@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from torchvision.transforms import v2
 
 from fedlens import rng
-from fedlens.errors import FedlensError
 
 GROUPS = 8
 """torchvision's v2 draws once for a whole tensor, so a batch is cut into so many parts, each with
@@ -26,14 +25,6 @@ class Augmentation:
     colour_jitter: float = 0.0  # brightness, contrast, saturation ± this; hue ± a quarter of it
     randaugment: int = 0  # number of operations (arXiv:1909.13719)
     magnitude: int = 9  # of RandAugment's operations, on its scale of 0 to 30
-
-    def __post_init__(self) -> None:
-        if self.crop_padding < 0 or self.randaugment < 0:
-            raise FedlensError("crop_padding and randaugment count things: 0 (off) or more.")
-        if not 0 <= self.colour_jitter <= 1:
-            raise FedlensError(f"colour_jitter={self.colour_jitter} must lie in 0 to 1.")
-        if not 0 <= self.magnitude <= 30:
-            raise FedlensError(f"magnitude={self.magnitude} must lie in 0 to 30.")
 
     @property
     def active(self) -> bool:
@@ -74,8 +65,6 @@ def crop_and_flip(
     across = torch.arange(width, device=pixels.device)
     row = top[:, None] + torch.arange(height, device=pixels.device)
     column = left[:, None] + torch.where(flipped[:, None] > 0, across.flip(0), across)
-    place = (
-        row[:, :, None] * padded.shape[-1] + column[:, None, :]
-    )  # in the padded image, [B, H, W]
+    place = row[:, :, None] * padded.shape[-1] + column[:, None, :]  # in the padded image, [B, H, W]
     place = place.view(count, 1, height * width).expand(-1, channels, -1)
     return padded.flatten(2).gather(2, place).view_as(pixels)

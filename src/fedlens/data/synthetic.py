@@ -139,7 +139,7 @@ def paint(combination: Combination, count: int, draw: torch.Generator) -> Tensor
     for _ in range(2):
         canvas = cover(canvas, any_colour(), blob(2, 6))
 
-    x, y = columns - uniform(-5, 5), rows - uniform(-5, 5)
+    x, y = columns - uniform(-4, 4), rows - uniform(-4, 4)
     radius = uniform(9, 13)
     distance = SHAPES[shape](*turned(x / radius, y / radius, uniform(-0.25, 0.25))) * radius
     period = uniform(4.5, 6.5)
