@@ -2,8 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +16,7 @@ from fedlens.errors import FedlensError, suggest
 from fedlens.experiments.records import RunFolder, find_run, runs
 from fedlens.experiments.signals import Interrupted
 
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 INTERRUPTED = 75  # EX_TEMPFAIL: run the resume command and it goes on
 
 app = typer.Typer(
@@ -65,15 +68,18 @@ def run(
 
 
 @app.command()
-def resume(which: RunName, root: Root = RUNS) -> None:
-    """Continue an interrupted run from its folder; a finished one is left as it is."""
+def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> None:
+    """Continue an interrupted run from its folder; a finished one is left as it is.
+
+    On another machine, say where things are: `fedlens resume RUN data.root=/content/data`
+    """
     folder = find_run(which, root)
     if folder.state() == "finished":
         out.print(f"{folder.name} is finished: nothing to do.")
         return
     from fedlens.experiments.run import resume as go_on
 
-    _finished(go_on(folder))
+    _finished(go_on(folder, overrides))
 
 
 @app.command()
@@ -224,23 +230,33 @@ def _finished(folder: RunFolder) -> None:
 def main() -> None:
     """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
     console = Console(stderr=True)
+    with _logging_to(console):
+        try:
+            app()
+        except FedlensError as error:
+            console.print(f"error: {error}", style="red", **PLAIN)
+            sys.exit(2)
+        except Interrupted as stopped:
+            console.print(f"Stopped; {stopped}", **PLAIN)
+            sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _logging_to(console: Console) -> Iterator[None]:
+    """Progress goes to stderr; errors are left to `main`, which says them once."""
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False, show_level=False)
     else:
-        handler = logging.StreamHandler()
+        handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(message)s"))
-    handler.addFilter(lambda record: record.levelno < logging.ERROR)  # errors are printed below
+    handler.addFilter(lambda record: record.levelno < logging.ERROR)
     logger = logging.getLogger("fedlens")
-    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     try:
-        app()
-    except FedlensError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except Interrupted as stopped:
-        console.print(f"Stopped; {stopped}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(INTERRUPTED)
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from fedlens.errors import FedlensError
-from fedlens.experiments.compose import compose, experiments, groups, load, options, to_yaml
+from fedlens.experiments.compose import amend, compose, experiments, groups, load, options, to_yaml
 from fedlens.experiments.config import Config, essence, keys, run_name, validate
 
 
@@ -127,3 +127,18 @@ def test_all_keys_are_listed_once() -> None:
     assert len(found) == len(set(found))
     assert {"seed", "train", "train.lr", "train.schedule.warmup"} <= set(found)
     validate(Config())
+
+
+def test_a_begun_run_may_move_but_not_change() -> None:
+    config = compose("ridge", ["seed=3"])
+    moved = amend(config, ["data.root=/content", "threads=3", "checkpoint.minutes=1", "device=cpu"])
+    assert (moved.data.root, moved.threads, moved.checkpoint.minutes) == ("/content", 3, 1.0)
+    assert run_name(moved) == run_name(config)
+    assert amend(config, ["tracker=tensorboard"]).tracker.name == "tensorboard"
+    for override in ("train.lr=1", "seed=4", "backbone=vit_tiny", "run.name=other"):
+        with pytest.raises(FedlensError, match="cannot be changed"):
+            amend(config, [override])
+    with pytest.raises(FedlensError, match="did you mean 'checkpoint.every'"):
+        amend(config, ["checkpoint.ever=1"])
+    with pytest.raises(FedlensError, match="could not be converted"):
+        amend(config, ["threads=many"])

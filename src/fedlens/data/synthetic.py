@@ -8,17 +8,19 @@ Per pixel only +, −, ×, ÷, √, floor, min and max are used, which IEEE 754 
 bits do not depend on the number of threads or the width of the vector unit.
 """
 
-import logging
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedlens import rng
-
-log = logging.getLogger(__name__)
+from fedlens import files, rng
+from fedlens.data.cached import cached
+from fedlens.data.images import Dataset, Images
 
 WORLD = 2  # the seed of everything here: another number is another world
 VERSION = 1  # to be raised whenever the same arguments would draw other pixels
@@ -27,6 +29,53 @@ SIZE = 32
 
 Combination = tuple[str, str, str]  # colour, texture, shape
 Field = Callable[[Tensor, Tensor], Tensor]  # of coordinates (x, y), each [count, SIZE, SIZE]
+
+
+def dataset(
+    *, train_per_class: int = 200, test_per_class: int = 50, cache: Path | None = None
+) -> Dataset:
+    """The world; each split is drawn when it is first loaded, without a look at the other."""
+    world, _ = combinations()
+    digest = recipe(train_per_class, test_per_class)
+    folder = (files.cache_dir() / "synthetic" if cache is None else cache) / digest[:16]
+
+    def load(split: str, per_class: int) -> Images:
+        path = folder / f"{split}.safetensors"
+        return Images(**cached(path, lambda: _draw(world, split, per_class)))
+
+    return Dataset(
+        name="synthetic",
+        classes=tuple(" ".join(combination) for combination in world),
+        digest=digest,
+        load_train=partial(load, "train", train_per_class),
+        load_test=partial(load, "test", test_per_class),
+    )
+
+
+def pretraining(*, per_class: int) -> Images:
+    """Images of all combinations the world does not use, labelled in the order of those."""
+    _, others = combinations()
+    return Images(**_draw(others, "pretraining", per_class))
+
+
+def combinations() -> tuple[list[Combination], list[Combination]]:
+    """Those of the world, and those left for pretraining."""
+    every = list(product(COLOURS, TEXTURES, SHAPES))
+    order = torch.randperm(len(every), generator=rng.generator(WORLD, "combinations")).tolist()
+    return [every[i] for i in order[:CLASSES]], [every[i] for i in order[CLASSES:]]
+
+
+def recipe(*counts: int) -> str:
+    """Identifies what is drawn, without drawing it."""
+    return hashlib.sha256(repr((VERSION, WORLD, *counts)).encode()).hexdigest()
+
+
+def _draw(classes: Sequence[Combination], split: str, per_class: int) -> dict[str, Tensor]:
+    pixels = torch.empty(len(classes), per_class, 3, SIZE, SIZE, dtype=torch.uint8)
+    for drawn, combination in zip(pixels, classes, strict=True):
+        drawn[:] = paint(combination, per_class, rng.generator(WORLD, split, *combination))
+    labels = torch.arange(len(classes)).repeat_interleave(per_class)
+    return {"pixels": pixels.flatten(0, 1), "labels": labels}
 
 
 # --- shapes: signed distances, negative inside, in units of the shape's radius
@@ -41,7 +90,7 @@ def _box(x: Tensor, y: Tensor, width: float, height: float) -> Tensor:
 
 
 def _sides(x: Tensor, y: Tensor, count: int) -> Tensor:
-    """Distances to the lines through the sides of a regular polygon, ascending along dimension 0."""
+    """Distances to the lines through a regular polygon's sides, ascending along dimension 0."""
     turns = [2 * math.pi * side / count for side in range(count)]
     return torch.stack([x * math.cos(turn) + y * math.sin(turn) for turn in turns]).sort(0).values
 
@@ -50,7 +99,7 @@ SHAPES: dict[str, Field] = {
     "disc": lambda x, y: _radius(x, y) - 0.85,
     "ring": lambda x, y: (_radius(x, y) - 0.7).abs() - 0.25,
     "square": lambda x, y: _box(x, y, 0.75, 0.75),
-    "frame": lambda x, y: (_box(x, y, 0.6, 0.6)).abs() - 0.22,
+    "frame": lambda x, y: _box(x, y, 0.6, 0.6).abs() - 0.22,
     "triangle": lambda x, y: _sides(x, y, 3)[-1] - 0.55,
     "star": lambda x, y: _sides(x, y, 5)[-2] - 0.4,  # at most one side of the pentagon is crossed
     "cross": lambda x, y: torch.minimum(_box(x, y, 1, 0.32), _box(x, y, 0.32, 1)),
@@ -93,13 +142,6 @@ COLOURS: dict[str, float] = {  # hues, in turns
 }
 
 
-def combinations() -> tuple[list[Combination], list[Combination]]:
-    """Those of the world, and those left for pretraining."""
-    every = list(product(COLOURS, TEXTURES, SHAPES))
-    order = torch.randperm(len(every), generator=rng.generator(WORLD, "combinations")).tolist()
-    return [every[i] for i in order[:CLASSES]], [every[i] for i in order[CLASSES:]]
-
-
 # --- drawing
 
 
@@ -114,43 +156,45 @@ def paint(combination: Combination, count: int, draw: torch.Generator) -> Tensor
     """`count` images of one class: uint8 [count, 3, SIZE, SIZE]."""
     colour, texture, shape = combination
     axis = torch.arange(SIZE) - (SIZE - 1) / 2
-    rows, columns = axis[:, None], axis[None, :]
+    across, down = axis[None, :], axis[:, None]
 
     def uniform(low: float, high: float) -> Tensor:
+        """One draw per image."""
         return low + (high - low) * torch.rand(count, 1, 1, generator=draw)
 
-    def turned(x: Tensor, y: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-        return x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
-
-    def cover(canvas: Tensor, ink: Tensor, distance: Tensor) -> Tensor:
-        return canvas + (ink - canvas) * (0.5 - distance).clamp(0, 1)[:, None]
-
     def any_colour() -> Tensor:
-        return _rgb(uniform(0, 1), uniform(0, 0.9), uniform(0.1, 1))
+        return _rgb(uniform(0, 1), uniform(0, 1), uniform(0.1, 1))
 
-    def blob(low: float, high: float) -> Tensor:
-        x, y = columns - uniform(-16, 16), rows - uniform(-16, 16)
-        x, y = turned(x, y * uniform(0.5, 1), uniform(0, math.pi))
-        return _radius(x, y) - uniform(low, high)
+    def blob(smallest: float, largest: float) -> Tensor:
+        x, y = across - uniform(-16, 16), down - uniform(-16, 16)
+        x, y = _turn(x, y * uniform(0.5, 1), uniform(0, math.pi))
+        return _radius(x, y) - uniform(smallest, largest)
 
-    slope, _ = turned(columns, rows, uniform(0, 2 * math.pi))
-    ground = any_colour()
+    ground, slope = any_colour(), _turn(across, down, uniform(0, 2 * math.pi))[0]
     canvas = ground + (any_colour() - ground) * (0.5 + slope / SIZE).clamp(0, 1)[:, None]
     for _ in range(2):
-        canvas = cover(canvas, any_colour(), blob(2, 6))
+        canvas = _cover(canvas, any_colour(), blob(2, 6))
 
-    x, y = columns - uniform(-4, 4), rows - uniform(-4, 4)
-    radius = uniform(9, 13)
-    distance = SHAPES[shape](*turned(x / radius, y / radius, uniform(-0.25, 0.25))) * radius
-    period = uniform(4.5, 6.5)
-    u, v = turned(x / period, y / period, uniform(-0.2, 0.2))
-    light = TEXTURES[texture](u + uniform(-0.5, 0.5), v + uniform(-0.5, 0.5))
-    light = 1 - uniform(0.5, 0.85) * (1 - light)
+    x, y, radius = across - uniform(-4.5, 4.5), down - uniform(-4.5, 4.5), uniform(9, 13)
+    distance = SHAPES[shape](*_turn(x / radius, y / radius, uniform(-0.25, 0.25))) * radius
+    period = uniform(5, 7)
+    u, v = _turn(x / period, y / period, uniform(-0.2, 0.2))
+    pattern = TEXTURES[texture](u + uniform(-0.5, 0.5), v + uniform(-0.5, 0.5))
+    light = 1 - uniform(0.55, 0.9) * (1 - pattern)
     hue = COLOURS[colour] + uniform(-0.04, 0.04)
     ink = _rgb(hue, uniform(0.55, 1), uniform(0.65, 1)) * light[:, None]
-    canvas = cover(canvas, ink, distance)
-    canvas = cover(canvas, any_colour(), blob(1, 3))
+    canvas = _cover(canvas, ink, distance)
+    canvas = _cover(canvas, any_colour(), blob(1, 3))
 
     noise = torch.rand(canvas.shape, generator=draw) - 0.5
     canvas = canvas * uniform(0.75, 1.1)[:, None] + uniform(0.05, 0.2)[:, None] * noise
     return (canvas.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _turn(x: Tensor, y: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    return x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+
+
+def _cover(canvas: Tensor, ink: Tensor, distance: Tensor) -> Tensor:
+    """Paints where the distance, in pixels, is negative; half a pixel of soft edge either side."""
+    return canvas + (ink - canvas) * (0.5 - distance).clamp(0, 1)[:, None]

@@ -1,5 +1,6 @@
 """From words on a command line to a checked `Config`: Hydra composes, we refuse in one sentence."""
 
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,9 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.config import Config, keys, validate
+from fedlens.experiments.config import CIRCUMSTANCES, Config, keys, validate
 
 CONFIGS = "fedlens.configs"
+MOVABLE = (*(key for key in CIRCUMSTANCES if key != "run"), "backbone.weights")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,25 @@ def load(path: Path) -> Config:
         raise FedlensError(
             f"{path} is not a config of this version: {_in_one_sentence(error)}"
         ) from error
+
+
+def amend(config: Config, overrides: list[str]) -> Config:
+    """A stored config under other circumstances (device, data.root, …): not another experiment."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MOVABLE):
+            raise FedlensError(
+                f"'{override}' cannot be changed in a run that has begun (only "
+                f"{', '.join(MOVABLE)}): use `fedlens run` for another run."
+            )
+    checked = [part for override in overrides for part in _checked(override)]
+    changes = [re.sub("^tracker=", "tracker.name=", part) for part in checked]
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(changes))
+        assert isinstance(merged, DictConfig)
+        return _finished(merged)
+    except OmegaConfBaseException as error:
+        raise FedlensError(_in_one_sentence(error)) from error
 
 
 def to_yaml(config: Config) -> str:

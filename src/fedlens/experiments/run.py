@@ -27,7 +27,7 @@ from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest, listening
 from fedlens.experiments.tracking import open_tracker
-from fedlens.files import replacing
+from fedlens.files import clear_partials, replacing
 from fedlens.training.local import Model
 
 log = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ def start(config: Config) -> RunFolder:
     return _run(config, folder)
 
 
-def resume(folder: RunFolder) -> RunFolder:
-    """Continues a run from its folder alone."""
-    return _run(compose.load(folder.config), folder)
+def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
+    """Continues a run from its folder alone; overrides may only say where and how it runs."""
+    return _run(compose.amend(compose.load(folder.config), overrides or []), folder)
 
 
 def _run(config: Config, folder: RunFolder) -> RunFolder:
@@ -62,6 +62,7 @@ def _run(config: Config, folder: RunFolder) -> RunFolder:
         raise FedlensError(f"Cannot make {folder.path} ({error.strerror}).") from error
     with folder.lock(), _logging_to(folder.log), listening() as stop:
         try:
+            clear_partials(folder.path)
             folder.forget_failure()
             _work(config, folder, stop)
         except Interrupted as reason:

@@ -1,0 +1,109 @@
+"""Pretraining of the embedded world's backbone: supervised, on combinations the world never uses.
+
+A class's logit is the sum of its colour's, its texture's and its shape's, so features must hold
+the three apart, and carry over to new combinations. Every image is new: one pass, nothing repeated.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from timm.models import named_apply
+from timm.models.vision_transformer import init_weights_vit_jax
+from torch import Tensor, nn
+
+from fedlens import files, rng
+from fedlens.data import synthetic
+from fedlens.data.batches import ImageExamples, Pipeline, shuffled
+from fedlens.data.cached import cached
+from fedlens.models import backbones
+from fedlens.rng import Stream
+from fedlens.training.local import StepRules, Tally, local_step, set_lr
+from fedlens.training.precision import Precision
+from fedlens.training.schedules import Schedule
+
+VERSION = 1  # to be raised whenever the same recipe would give other weights
+
+Progress = Callable[[int, int], None]  # steps done, of how many
+
+
+@dataclass(frozen=True)
+class Recipe:
+    per_class: int = 100
+    batch_size: int = 32  # small: with so few images the number of steps counts most
+    lr: float = 2e-3
+    weight_decay: float = 0.05
+    warmup: float = 0.1
+    position_std: float = 0.5
+    seed: int = 0
+
+
+class SumOfParts(nn.Module):
+    """logit(class) = Σ over the class's words (colour, texture, shape) of logit(word)."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        words = [*synthetic.COLOURS, *synthetic.TEXTURES, *synthetic.SHAPES]
+        _, classes = synthetic.combinations()
+        has = [[float(word in combination) for combination in classes] for word in words]
+        self.backbone = backbone
+        self.words = nn.Linear(backbones.width(backbone), len(words))
+        self.register_buffer("has", torch.tensor(has))
+
+    def forward(self, inputs: Tensor, keep: None = None) -> Tensor:
+        del keep
+        logits: Tensor = self.words(self.backbone(inputs)) @ self.has
+        return logits
+
+
+def pretrain(
+    build: Callable[[], nn.Module],
+    pipeline: Pipeline,
+    *,
+    recipe: Recipe | None = None,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Tensor]:
+    """The pretrained backbone's state; the same bits whenever the number of threads is the same."""
+    recipe = recipe or Recipe()
+    stream = Stream(recipe.seed, ("pretraining",))
+    with rng.scoped(stream.draw("initialisation")):
+        model = SumOfParts(_with_bold_start(build(), recipe.position_std))
+    examples = ImageExamples(
+        synthetic.pretraining(per_class=recipe.per_class), index=None, pipeline=pipeline
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), weight_decay=recipe.weight_decay, betas=(0.9, 0.98), fused=True
+    )
+    schedule, rules = Schedule(warmup=recipe.warmup), StepRules(Precision("fp32", "cpu"))
+    batches, tally = shuffled(len(examples), recipe.batch_size, stream.draw("order")), Tally()
+    for step, index in enumerate(batches):
+        set_lr(optimizer, recipe.lr * schedule.factor(step, len(batches)))
+        local_step(
+            model, optimizer, examples, index, rules, tally, stream=stream, step=step, width=0
+        )
+        progress(step + 1, len(batches))
+    return dict(model.backbone.state_dict())
+
+
+def pico_weights(*, recipe: Recipe | None = None, progress: Progress = lambda *_: None) -> Path:
+    """The file of vit_pico's weights, pretrained on first use."""
+    recipe, row = recipe or Recipe(), backbones.find("vit_pico")
+    content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(row.arguments.items()))
+    digest = hashlib.sha256(repr((*content, row.mean, row.std)).encode()).hexdigest()
+    path = files.cache_dir() / "weights" / f"vit_pico-{digest[:16]}.safetensors"
+    pipeline = Pipeline(row.resolution, row.mean, row.std)
+    build = partial(backbones.create, row)
+    cached(path, partial(pretrain, build, pipeline, recipe=recipe, progress=progress))
+    return path
+
+
+def _with_bold_start(backbone: nn.Module, position_std: float) -> nn.Module:
+    """timm's initial weights (std 0.02) suit wide models and long training; a narrow one with a
+    thousand steps to go must hear each layer and each position from the start."""
+    named_apply(init_weights_vit_jax, backbone)
+    nn.init.normal_(cast(Tensor, backbone.pos_embed), std=position_std)
+    return backbone
