@@ -1,8 +1,8 @@
 """Training throughput: our whole step against a bare forward/backward/step loop.
 
-Ours gathers, augments, resizes and normalises uint8 images, draws from addressed generators, keeps a
-tally and watches for NaN; the bare loop trains on one tensor prepared beforehand. Same model, batch
-size and optimizer. Run: python benchmarks/train_step.py
+Ours gathers, augments, resizes and normalises uint8 images, draws from addressed generators, keeps
+a tally and watches for NaN; the bare loop trains on one tensor prepared beforehand. Same model,
+batch size and optimizer. Run: python benchmarks/train_step.py
 """
 
 import copy
@@ -22,7 +22,10 @@ from fedlens.training.local import StepRules, Tally, local_step
 from fedlens.training.precision import Precision
 from side_by_side import compare, print_table, print_verdict
 
-SETTINGS = (("dino_vits16", 96, 32, 2), ("vit_tiny", 112, 32, 4))  # backbone, px, batch, steps a turn
+SETTINGS = (
+    ("dino_vits16", 96, 32, 2),
+    ("vit_tiny", 112, 32, 4),
+)  # backbone, px, batch, steps a turn
 CLASSES = 100
 MIN_RATIO = 0.97
 
@@ -79,7 +82,9 @@ def main() -> None:
         found = compare(
             {
                 "fedlens": ours(model, examples, batch, steps),
-                "bare": bare(copy.deepcopy(model), examples.batch(first), images.labels[first], steps),
+                "bare": bare(
+                    copy.deepcopy(model), examples.batch(first), images.labels[first], steps
+                ),
             },
             uncertainty=0.01,
         )

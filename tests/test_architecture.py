@@ -1,4 +1,4 @@
-"""The picture in CONTRIBUTING stays true: imports go downward, and reading records needs no torch."""
+"""The picture in CONTRIBUTING stays true: imports go downward; reading records needs no torch."""
 
 import subprocess
 import sys

@@ -12,8 +12,8 @@ from fedlens.files import TEMPORARY, read_json, write_json
 def save(
     where: Checkpoints, number: int, *, score: float | None = None, best: str | None = None
 ) -> None:
-    where.save(name(number), {"w": torch.full((3,), float(number))}, {"number": number}, score=score,
-               best=best)  # fmt: skip
+    tensors = {"w": torch.full((3,), float(number))}
+    where.save(name(number), tensors, {"number": number}, score=score, best=best)
 
 
 def name(number: int) -> str:

@@ -138,7 +138,7 @@ def test_a_begun_run_may_move_but_not_change() -> None:
     for override in ("train.lr=1", "seed=4", "backbone=vit_tiny", "run.name=other"):
         with pytest.raises(FedlensError, match="cannot be changed"):
             amend(config, [override])
-    with pytest.raises(FedlensError, match="did you mean 'checkpoint.every'"):
+    with pytest.raises(FedlensError, match=r"did you mean 'checkpoint\.every'"):
         amend(config, ["checkpoint.ever=1"])
     with pytest.raises(FedlensError, match="could not be converted"):
         amend(config, ["threads=many"])

@@ -54,7 +54,9 @@ def order() -> Iterator[Run]:
 
 
 @pytest.fixture(scope="module")
-def whole(order: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int, float]:
+def whole(
+    order: Run, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], int, float]:
     """The run nobody disturbed: its facts, its number of file operations, its seconds."""
     root = tmp_path_factory.mktemp("whole")
     order(root)  # draws and caches the embedded world
@@ -92,11 +94,11 @@ def test_killed_in_the_middle_of_writing_a_checkpoint(
 def test_killed_at_random_moments(order: Run, whole: Any, tmp_path: Path, seed: int) -> None:
     expected, _, seconds = whole
     moments = random.Random(seed)
-    killed = 0
-    for _ in range(8):
-        killed += order(tmp_path, delay=moments.uniform(0.1, 1.1) * seconds)["status"] == KILLED
+    statuses = [
+        order(tmp_path, delay=moments.uniform(0.1, 0.7) * seconds)["status"] for _ in "12345"
+    ]
+    assert KILLED in statuses
     assert order(tmp_path)["status"] == 0
-    assert killed >= 1
     assert facts(RunFolder(tmp_path / "it")) == expected
 
 

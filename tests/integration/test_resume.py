@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.checkpoint import TENSORS
@@ -16,7 +17,7 @@ MODES = {
     "plain": [],
     "strong augmentation": ["augment=strong"],
     "dropout, smoothing, clipping": [
-        "head.dropout=0.3", "train.label_smoothing=0.1", "train.clip_norm=0.5", "train.nesterov=true",
+        "head.dropout=0.3", "train.label_smoothing=0.1", "train.clip_norm=1", "train.nesterov=true",
     ],
     "micro-batches": ["train.micro_batch=20"],
     "last block": ["train.what=last_blocks:1"],
@@ -115,3 +116,21 @@ def test_the_run_records_every_session(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     session = folder.manifest["sessions"][0]
     assert session["threads"] == 1
     assert {"torch", "timm", "fedlens"} <= session["versions"].keys()
+
+
+def test_a_compiled_model_trains_to_nearly_the_same(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = start(tiny("run.name=plain"))
+    compiled = []
+
+    def compile_without_a_compiler(model: torch.nn.Module) -> object:
+        compiled.append(model)
+        return torch_compile(model, backend="eager")
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_without_a_compiler)
+    fast = start(tiny("train.compile=true", "run.name=compiled"))
+    assert len(compiled) == 1
+    losses = [[r["train"]["loss"] for r in f.journal("metrics").read()] for f in (plain, fast)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -25,7 +25,9 @@ from fedlens.experiments import checkpoint
 torch.set_num_threads(1)
 
 
-def deadly(function: Callable[..., Any], calls: list[int], die_at: int | None) -> Callable[..., Any]:
+def deadly(
+    function: Callable[..., Any], calls: list[int], die_at: int | None
+) -> Callable[..., Any]:
     def wrapped(*args: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == die_at:

@@ -76,10 +76,11 @@ def test_dropout_keeps_the_mean_and_is_addressed() -> None:
 
 def run_steps(model: Classifier, steps: range, inputs: torch.Tensor, labels: torch.Tensor) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    examples, rules = FeatureExamples(inputs, labels), StepRules(FP32, dropout=0.5)
     for step in steps:
         local_step(
-            model, optimizer, FeatureExamples(inputs, labels), torch.arange(5), StepRules(FP32, dropout=0.5),
-            Tally(), stream=Stream(0, ("test",)), step=step, width=8,
+            model, optimizer, examples, torch.arange(5), rules, Tally(),
+            stream=Stream(0, ("test",)), step=step, width=8,
         )  # fmt: skip
 
 

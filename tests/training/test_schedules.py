@@ -51,7 +51,13 @@ def test_warm_up_by_hand() -> None:
     st.integers(1, 5), st.integers(1, 200), st.data(),
 )  # fmt: skip
 def test_factors_lie_between_0_and_1(
-    name: str, warmup: float, floor: float, gamma: float, stages: int, total: int, data: st.DataObject
+    name: str,
+    warmup: float,
+    floor: float,
+    gamma: float,
+    stages: int,
+    total: int,
+    data: st.DataObject,
 ) -> None:
     step = data.draw(st.integers(0, total - 1))
     factor = Schedule(name, warmup, floor, gamma, stages).factor(step, total)

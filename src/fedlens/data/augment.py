@@ -65,6 +65,8 @@ def crop_and_flip(
     across = torch.arange(width, device=pixels.device)
     row = top[:, None] + torch.arange(height, device=pixels.device)
     column = left[:, None] + torch.where(flipped[:, None] > 0, across.flip(0), across)
-    place = row[:, :, None] * padded.shape[-1] + column[:, None, :]  # in the padded image, [B, H, W]
+    place = (
+        row[:, :, None] * padded.shape[-1] + column[:, None, :]
+    )  # in the padded image, [B, H, W]
     place = place.view(count, 1, height * width).expand(-1, channels, -1)
     return padded.flatten(2).gather(2, place).view_as(pixels)

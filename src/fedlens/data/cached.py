@@ -1,7 +1,8 @@
 """Tensors that can always be computed again, kept on disk with a digest of their own bits."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,22 +15,45 @@ log = logging.getLogger(__name__)
 
 
 def cached(path: Path, make: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """What `make` returns, read from `path` if it is there and whole, else made and kept there."""
-    if path.exists():
-        try:
-            return _read(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            log.warning("%s is damaged (%s): it is made again.", path, error)
-    tensors = make()
+    """What `make` returns, read from `path` if it is there and whole, else made and kept there.
+
+    It is made with one thread, so that its bits do not depend on how many the machine has.
+    """
+    found = recall(path)
+    if found is None:
+        with _one_thread():
+            found = make()
+        store(path, found)
+    return found
+
+
+def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     with files.replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"digest": params.digest(tensors)})
-    return tensors
+        save_file(dict(tensors), temporary, metadata={"digest": params.digest(tensors)})
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    with safe_open(path, framework="pt") as stored:
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        expected = (stored.metadata() or {}).get("digest")
-    if params.digest(tensors) != expected:
-        raise ValueError("its content does not match its digest")
-    return tensors
+def recall(path: Path) -> dict[str, torch.Tensor] | None:
+    """What was stored at `path`; None if nothing is there, or if it is damaged, with a warning."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            expected = (stored.metadata() or {}).get("digest")
+        if params.digest(tensors) == expected:
+            return tensors
+        reason = "its content does not match its digest"
+    except (SafetensorError, OSError) as error:
+        reason = str(error)
+    log.warning("%s is damaged (%s): it is made again.", path, reason)
+    return None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

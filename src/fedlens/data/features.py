@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from fedlens import files, params
+from fedlens import files
 from fedlens.data.batches import in_order
+from fedlens.data.cached import recall, store
 from fedlens.data.images import Examples
 from fedlens.errors import FedlensError
 
@@ -59,19 +58,19 @@ def features(
         return torch.cat(parts)
 
     with _alone(folder), torch.no_grad():  # not inference_mode: heads are trained on the result
-        found = _read(whole, count)
+        found = _recall(whole, count)
         if found is None:
             files.write_json(folder / "key.json", identity)
             parts = []
             for number, span in enumerate(in_order(count, CHUNK)):
                 path = chunks / f"{number:05d}.safetensors"
-                part = _read(path, len(span))
+                part = _recall(path, len(span))
                 if part is None:
                     part = compute(span)
-                    _write(path, part)
+                    store(path, {"features": part})
                 parts.append(part)
             found = torch.cat(parts)
-            _write(whole, found)
+            store(whole, {"features": found})
         shutil.rmtree(chunks, ignore_errors=True)
         return found
 
@@ -111,24 +110,7 @@ def _checked(batch: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return batch
 
 
-def _write(path: Path, value: torch.Tensor) -> None:
-    content = {"features": value.contiguous()}
-    with files.replacing(path) as temporary:
-        temporary.write_bytes(save(content, metadata={"digest": params.digest(content)}))
-
-
-def _read(path: Path, count: int) -> torch.Tensor | None:
-    """What `_write` wrote, or None if it is not there, damaged (a warning) or not `count` rows."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            value: torch.Tensor = file.get_tensor("features")
-            digest = (file.metadata() or {}).get("digest")
-        if len(value) == count and params.digest({"features": value}) == digest:
-            return value
-        reason = "its content does not match its digest"
-    except (SafetensorError, OSError) as error:
-        reason = str(error)
-    log.warning("Damaged feature cache %s (%s): computing it again.", path, reason)
-    return None
+def _recall(path: Path, count: int) -> torch.Tensor | None:
+    """The `count` rows stored at `path`; None if they are not there or damaged."""
+    found = (recall(path) or {}).get("features")
+    return found if found is not None and len(found) == count else None

@@ -175,12 +175,12 @@ def paint(combination: Combination, count: int, draw: torch.Generator) -> Tensor
     for _ in range(2):
         canvas = _cover(canvas, any_colour(), blob(2, 6))
 
-    x, y, radius = across - uniform(-4.5, 4.5), down - uniform(-4.5, 4.5), uniform(9, 13)
+    x, y, radius = across - uniform(-5, 5), down - uniform(-5, 5), uniform(9, 13)
     distance = SHAPES[shape](*_turn(x / radius, y / radius, uniform(-0.25, 0.25))) * radius
-    period = uniform(5, 7)
+    period = uniform(4.5, 6.5)
     u, v = _turn(x / period, y / period, uniform(-0.2, 0.2))
     pattern = TEXTURES[texture](u + uniform(-0.5, 0.5), v + uniform(-0.5, 0.5))
-    light = 1 - uniform(0.55, 0.9) * (1 - pattern)
+    light = 1 - uniform(0.5, 0.85) * (1 - pattern)
     hue = COLOURS[colour] + uniform(-0.04, 0.04)
     ink = _rgb(hue, uniform(0.55, 1), uniform(0.65, 1)) * light[:, None]
     canvas = _cover(canvas, ink, distance)

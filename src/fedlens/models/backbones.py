@@ -17,6 +17,7 @@ from torch import nn
 
 from fedlens import rng
 from fedlens.errors import FedlensError, suggest
+from fedlens.models.stem import ConvStem
 
 Channels = tuple[float, float, float]
 
@@ -88,6 +89,7 @@ TABLE = {
                 "num_heads": 3,
                 "class_token": False,
                 "global_pool": "avg",
+                "embed_layer": ConvStem,
             },
             patch=8,
             resolution=32,

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]  # steps done, of how many
 
 @dataclass(frozen=True)
 class Recipe:
-    per_class: int = 100
+    per_class: int = 90
     batch_size: int = 32  # small: with so few images the number of steps counts most
     lr: float = 2e-3
     weight_decay: float = 0.05

@@ -1,0 +1,113 @@
+"""Pretraining repeats itself bit for bit, and its features say more than pixels do."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedlens import params
+from fedlens.data import synthetic
+from fedlens.data.batches import Pipeline
+from fedlens.models import backbones, weights
+from fedlens.training.pretrain import Recipe, SumOfParts, pico_weights, pretrain
+
+ROW = backbones.find("vit_pico")
+PIPELINE = Pipeline(ROW.resolution, ROW.mean, ROW.std)
+MOMENT = Recipe(per_class=1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Steps this small only wait for a second core that others use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pico_weights_file() -> Path:
+    """The weights as everybody gets them, in the session's cache."""
+    return pico_weights()
+
+
+def test_the_same_weights_twice() -> None:
+    states = [pretrain(lambda: backbones.create(ROW), PIPELINE, recipe=MOMENT) for _ in range(2)]
+    assert params.digest(states[0]) == params.digest(states[1])
+    other = pretrain(lambda: backbones.create(ROW), PIPELINE, recipe=Recipe(per_class=1, seed=1))
+    assert params.digest(other) != params.digest(states[0])
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    pretrain(lambda: backbones.create(ROW), PIPELINE, recipe=MOMENT)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_class_is_the_sum_of_its_words() -> None:
+    model = SumOfParts(backbones.create(ROW))
+    inputs = torch.randn(2, 3, 32, 32)
+    words = [*synthetic.COLOURS, *synthetic.TEXTURES, *synthetic.SHAPES]
+    of_words, logits = model.words(model.backbone(inputs)), model(inputs)
+    _, classes = synthetic.combinations()
+    for label in (0, len(classes) - 1):
+        parts = [of_words[:, words.index(word)] for word in classes[label]]
+        torch.testing.assert_close(logits[:, label], sum(parts))
+
+
+def test_weights_are_made_once_at_any_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
+    seen: list[tuple[int, int]] = []
+
+    def make() -> Path:
+        return pico_weights(recipe=MOMENT, progress=lambda *done: seen.append(done))
+
+    path = make()
+    whole, steps = path.read_bytes(), seen[-1][1]
+    assert seen == [(step + 1, steps) for step in range(steps)]
+    assert path.parent == tmp_path / "weights"
+    assert make() == path
+    assert len(seen) == steps  # nothing was trained the second time
+    path.write_bytes(whole[:-100])
+    torch.set_num_threads(2)
+    with caplog.at_level(logging.WARNING):
+        make()
+    assert torch.get_num_threads() == 2
+    assert "made again" in caplog.text
+    assert path.read_bytes() == whole
+    assert pico_weights(recipe=Recipe(per_class=1, lr=1e-3)) != path
+
+
+def test_features_say_more_than_pixels(pico_weights_file: Path, tmp_path: Path) -> None:
+    """Ridge in closed form; pixels may take the best λ on the test images, features may not."""
+    data = synthetic.dataset(train_per_class=30, test_per_class=20, cache=tmp_path)
+    train, test = data.load_train(), data.load_test()
+    targets = F.one_hot(train.labels).double() - 1 / 100
+
+    def accuracy(describe: nn.Module, *lambdas: float) -> float:
+        with torch.no_grad():
+            X, Z = (
+                torch.cat([describe(PIPELINE(part)) for part in images.pixels.split(500)]).double()
+                for images in (train, test)
+            )
+        X, Z = X - X.mean(0), Z - X.mean(0)
+        kernel = X @ X.T  # the dual, for there are more pixels than images
+        size, one = kernel.diagonal().mean(), torch.eye(len(kernel), dtype=torch.float64)
+        hits = [
+            (Z @ (X.T @ torch.linalg.solve(kernel + value * size * one, targets))).argmax(1)
+            == test.labels
+            for value in lambdas
+        ]
+        return max(hit.double().mean().item() for hit in hits)
+
+    untrained, pretrained = backbones.create(ROW).eval(), backbones.create(ROW).eval()
+    weights.load(pretrained, ROW, pico_weights_file)
+    of_features = accuracy(pretrained, 0.01)
+    assert of_features > 1.5 * accuracy(nn.Flatten(), 1, 10, 100)
+    assert of_features > 3 * accuracy(untrained, 0.01)
