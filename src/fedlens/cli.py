@@ -1,6 +1,7 @@
 """The `fedlens` command: parse, call, print. Torch is loaded only by commands that compute."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -229,6 +230,8 @@ def _finished(folder: RunFolder) -> None:
 
 def main() -> None:
     """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
+    # Read by OpenMP when torch loads: threads that sleep instead of spin leave shared cores alone.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     console = Console(stderr=True)
     with _logging_to(console):
         try:

@@ -5,7 +5,7 @@ ground, under what light and behind what clutter vary from image to image. The 1
 world and the classes that the project's own backbone is pretrained on share no combination.
 
 Per pixel only +, −, ×, ÷, √, floor, min and max are used, which IEEE 754 rounds correctly, so the
-bits do not depend on the number of threads or the width of the vector unit.
+bits do not depend on how pixels are shared out among threads; sines are taken once per image.
 """
 
 import hashlib
