@@ -21,7 +21,8 @@ from fedlens import rng
 from fedlens.data.augment import Augmentation
 from fedlens.data.batches import ImageExamples, Pipeline, shuffled
 from fedlens.data.images import Images
-from side_by_side import compare, print_table, print_verdict, restart_with_patient_threads
+from fedlens.memory import keep_large_blocks
+from side_by_side import compare, print_table, print_verdict
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESOLUTIONS = (96, 160, 224)
@@ -101,7 +102,7 @@ def theirs(pixels: NDArray[np.uint8], labels: list[int], resolution: int) -> Cal
 
 
 def main() -> None:
-    restart_with_patient_threads()
+    keep_large_blocks()  # as every run does
     name, pixels, labels = load()
     print(
         f"{name}, batch {BATCH}, {torch.get_num_threads()} threads against {WORKERS} workers; "

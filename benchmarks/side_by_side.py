@@ -6,9 +6,7 @@ as many turns as it takes to know it well.
 
 import json
 import math
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,17 +63,6 @@ def compare(
         if turn + 1 >= min_turns and found.uncertainty <= uncertainty:
             break
     return found
-
-
-def restart_with_patient_threads() -> None:
-    """Restarts the script once, with OpenMP threads that sleep at barriers instead of spinning.
-
-    On a machine with other work, spinning threads keep each other from the cores and cost either
-    side a factor of ten at random. OpenMP reads the setting when torch is loaded, hence a restart.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

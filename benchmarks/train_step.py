@@ -16,6 +16,7 @@ from fedlens import rng
 from fedlens.data.augment import Augmentation
 from fedlens.data.batches import ImageExamples, Pipeline, shuffled
 from fedlens.data.images import Images
+from fedlens.memory import keep_large_blocks
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.training.local import StepRules, Tally, local_step
@@ -67,6 +68,7 @@ def bare(
 
 
 def main() -> None:
+    keep_large_blocks()  # as every run does
     draw = rng.generator(0, "benchmark")
     pixels = torch.randint(256, (2048, 3, 32, 32), generator=draw, dtype=torch.uint8)
     images = Images(pixels, torch.randint(CLASSES, (2048,), generator=draw))

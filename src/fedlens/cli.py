@@ -33,7 +33,8 @@ weights_app = typer.Typer(help="List, fetch and verify pretrained weights.", no_
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
 
-out = Console()
+# A pipe has no width of its own, and names are long.
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
 Overrides = Annotated[
     list[str] | None,
@@ -75,7 +76,7 @@ def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> No
     On another machine, say where things are: `fedlens resume RUN data.root=/content/data`
     """
     folder = find_run(which, root)
-    if folder.state() == "finished":
+    if folder.result is not None:
         out.print(f"{folder.name} is finished: nothing to do.")
         return
     from fedlens.experiments.run import resume as go_on
@@ -230,8 +231,6 @@ def _finished(folder: RunFolder) -> None:
 
 def main() -> None:
     """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
-    # Read by OpenMP when torch loads: threads that sleep instead of spin leave shared cores alone.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     console = Console(stderr=True)
     with _logging_to(console):
         try:

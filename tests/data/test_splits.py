@@ -120,7 +120,7 @@ def test_a_resumed_run_remembers_its_choice() -> None:
 
 def test_curves_can_be_written_and_not_read() -> None:
     written: list[Mapping[str, float]] = []
-    sealed = SealedTest(Source())
+    sealed = SealedTest(Source(), curves=True)
 
     def measure(images: Images, guess: int, *, epoch: int) -> Mapping[str, float]:
         return {"epoch": epoch, "accuracy": float((images.labels == guess).float().mean())}
@@ -130,3 +130,8 @@ def test_curves_can_be_written_and_not_read() -> None:
     assert answers == [None, None]
     assert written == [{"epoch": 0, "accuracy": 0.25}, {"epoch": 7, "accuracy": 0.0}]
     assert sealed.opened is None
+
+
+def test_curves_nobody_asked_for_are_refused() -> None:
+    with pytest.raises(splits.TestLeak, match="not asked for"):
+        SealedTest(Source()).curve(lambda images: {}, lambda found: None)

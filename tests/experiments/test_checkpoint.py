@@ -125,3 +125,11 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         save(where, 2)
     assert where.names() == [name(1)]
     assert not list(tmp_path.glob(f"{TEMPORARY}*"))
+
+
+def test_what_ranks_among_the_best_is_known(tmp_path: Path) -> None:
+    where = Checkpoints(tmp_path, keep_best=2)
+    assert where.ranks(0.0)
+    save(where, 1, score=0.5, best=name(1))
+    save(where, 2, score=0.7, best=name(2))
+    assert [where.ranks(score) for score in (0.4, 0.5, 0.6)] == [False, False, True]

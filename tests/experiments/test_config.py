@@ -37,6 +37,14 @@ from fedlens.experiments.config import Config, essence, keys, run_name, validate
         ("device=tpu", "device=tpu is unknown"),
         ("seed=-1", "0 or more"),
         ("checkpoint.keep_last=0", "at least 1"),
+        ("run.name=../up", "one plain folder name"),
+        ("run.name=/tmp/x", "one plain folder name"),
+        ("run.name=..", "one plain folder name"),
+        ("seed=1,2", "one value per key"),
+        ("data=cifar100,synthetic", "one value per key"),
+        ("backbone=timm", "needs a name"),
+        ("device=auto:1", "device=auto:1 is unknown"),
+        ("train.lr=inf", "finite"),
         ("augment.crop_padding=-1", "0 or more"),
         ("augment.colour_jitter=1.5", r"must lie in \[0, 1\]"),
         ("augment.randaugment=-1", "0 or more"),
@@ -87,6 +95,13 @@ def test_a_config_survives_its_file(tmp_path) -> None:
     path.write_text(to_yaml(config))
     assert load(path) == config
     path.write_text(to_yaml(config) + "extra: 1\n")
+    with pytest.raises(FedlensError, match="not a config of this version"):
+        load(path)
+    for nonsense in ("", "- 1\n"):
+        path.write_text(nonsense)
+        with pytest.raises(FedlensError, match="names no experiment"):
+            load(path)
+    path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FedlensError, match="not a config of this version"):
         load(path)
     path.write_text("]")

@@ -53,7 +53,7 @@ def test_states(tmp_path: Path) -> None:
     assert folder.state() == "interrupted"
     with folder.lock():
         assert folder.state() == "running"
-        with pytest.raises(FedlensError, match="another process"), folder.lock():
+        with pytest.raises(FedlensError, match="another process"), folder.lock(patience=0):
             pass
     folder.write("result", {"test": {}})
     assert folder.state() == "finished"
@@ -72,3 +72,17 @@ def test_runs_are_found_by_path_name_and_part(tmp_path: Path) -> None:
         find_run("ridge_s00", tmp_path)
     with pytest.raises(FedlensError, match="no runs in"):
         find_run("x", tmp_path / "empty")
+
+
+def test_looking_at_a_run_leaves_no_trace(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run")
+    before = sorted(tmp_path.rglob("*"))
+    assert folder.state() == "interrupted"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_journal_is_one_sentence(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.path.write_text("nonsense\n")
+    with pytest.raises(FedlensError, match="not JSON"):
+        journal.read()

@@ -152,3 +152,15 @@ def test_real_files_verify(fedlens) -> None:
     code, out, _ = fedlens("data", "verify")
     assert code == 0
     assert out.count("ok") == 3
+
+
+def test_one_broken_run_hides_no_other(fedlens) -> None:
+    for name in ("good", "bad", "worse"):
+        fedlens("run", "quickstart", *TINY, "train.epochs=1", f"run.name={name}")
+    Path("runs/bad/result.json").write_text("{")
+    Path("runs/worse/result.json").write_text("{}")
+    code, out, _ = fedlens("ls")
+    assert code == 0
+    assert out.count("unreadable") == 2
+    assert "finished" in out
+    refused(fedlens("resume", "bad"), "result.json")

@@ -69,8 +69,8 @@ def whole(
     return facts(RunFolder(root / "it")), report["calls"], seconds
 
 
-def test_killed_at_every_kind_of_file_operation(order: Run, whole: Any, tmp_path: Path) -> None:
-    """Each session dies one operation later than the one before, until one gets through."""
+def test_killed_again_and_again(order: Run, whole: Any, tmp_path: Path) -> None:
+    """Each session dies one file operation later than the one before, until one gets through."""
     expected, calls, _ = whole
     deaths = 0
     for die_at in range(1, 2 * calls):
@@ -78,6 +78,14 @@ def test_killed_at_every_kind_of_file_operation(order: Run, whole: Any, tmp_path
             break
         deaths += 1
     assert deaths >= 15
+    assert facts(RunFolder(tmp_path / "it")) == expected
+
+
+@pytest.mark.parametrize("share", [n / 10 for n in range(1, 10)])
+def test_killed_at_one_file_operation(order: Run, whole: Any, tmp_path: Path, share: float) -> None:
+    expected, calls, _ = whole
+    assert order(tmp_path, die_at=round(share * calls))["status"] == KILLED
+    assert order(tmp_path)["status"] == 0
     assert facts(RunFolder(tmp_path / "it")) == expected
 
 

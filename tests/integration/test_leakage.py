@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.data import synthetic
+from fedlens.data import splits, synthetic
 from fedlens.data.images import Dataset, Images
 from fedlens.experiments.records import runs
 from fedlens.experiments.run import start
@@ -80,3 +80,14 @@ def test_the_final_numbers_are_those_of_the_chosen_parameters(tiny: Tiny) -> Non
     validation = [r["validation"]["top1"] for r in folder.journal("metrics").read()]
     assert unit == 1 + validation.index(max(validation))
     assert torch.isfinite(torch.tensor(folder.result["test"]["loss"]))
+
+
+def test_a_second_choice_is_refused_however_often_one_tries(tiny: Tiny) -> None:
+    config = tiny("run.name=it")
+    folder = start(config)
+    assert folder.choice is not None
+    folder.write("choice", {**folder.choice, "parameters": "others"})
+    (folder.path / "result.json").unlink()
+    for _ in range(2):
+        with pytest.raises(splits.TestLeak, match="second choice"):
+            start(config)

@@ -1,10 +1,12 @@
 """Interrupted at any step, under any option, a run goes on to the same bits."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from fedlens import files
 from fedlens.errors import FedlensError
 from fedlens.experiments.checkpoint import TENSORS
 from fedlens.experiments.config import Config
@@ -134,3 +136,19 @@ def test_a_compiled_model_trains_to_nearly_the_same(
     assert len(compiled) == 1
     losses = [[r["train"]["loss"] for r in f.journal("metrics").read()] for f in (plain, fast)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_features_of_another_seed_s_network_are_not_taken(tiny: Tiny) -> None:
+    head = ["train=head", "augment=none", "evaluate.select=last"]
+    choices = []
+    for seed, root in ((0, "a"), (1, "b"), (1, "c")):
+        folder = start(tiny(*head, f"seed={seed}", root=root))
+        choices.append(folder.result["choice"]["parameters"] if folder.result else None)
+        if root == "b":
+            shutil.rmtree(files.cache_dir() / "features")
+    assert choices[0] != choices[1] == choices[2]
+
+
+def test_a_validation_split_of_nothing_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(FedlensError, match="none at all"):
+        start(tiny("data.validation=0.0001"))

@@ -214,7 +214,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_network_one_sentence_says_what_to_do(nowhere: Path) -> None:
-    text = said(lambda: weights.fetch(DINO))
+    text = said(lambda: weights.find(DINO))
     for hint in (
         "dino_deitsmall16_pretrain.pth",
         "vit_small_patch16_224.dino.safetensors",

@@ -58,7 +58,7 @@ class Choice:
     unit: int  # the epoch or round they come from
 
 
-class TestLeak(RuntimeError):
+class TestLeak(FedlensError):
     """Something would be chosen after the test split has been seen."""
 
 
@@ -69,8 +69,11 @@ class SealedTest:
     Python hides nothing. A resumed run passes the choice it had already made as `opened`.
     """
 
-    def __init__(self, load: Callable[[], Images], *, opened: Choice | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], Images], *, opened: Choice | None = None, curves: bool = False
+    ) -> None:
         self.__load = load
+        self.__curves = curves
         self.__images: Images | None = None
         self.__opened = opened
 
@@ -83,7 +86,7 @@ class SealedTest:
         if self.__opened not in (None, choice):
             raise TestLeak(
                 f"The test split was opened for {self.__opened}; {choice} would be a second "
-                "choice, made after seeing it."
+                "choice, made after seeing it: start another run under another run.name."
             )
         self.__opened = choice
         return self.__read()
@@ -95,6 +98,8 @@ class SealedTest:
     ) -> Callable[P, None]:
         """A write-only channel for test curves: what is measured goes to the sink and the caller
         gets None, so selection, early stopping and schedulers have nothing to read."""
+        if not self.__curves:
+            raise TestLeak("Test curves were not asked for: set evaluate.test_curve=true.")
 
         def record(*args: P.args, **kwargs: P.kwargs) -> None:
             sink(measure(self.__read(), *args, **kwargs))

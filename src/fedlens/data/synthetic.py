@@ -67,7 +67,9 @@ def combinations() -> tuple[list[Combination], list[Combination]]:
 
 def recipe(*counts: int) -> str:
     """Identifies what is drawn, without drawing it."""
-    return hashlib.sha256(repr((VERSION, WORLD, *counts)).encode()).hexdigest()
+    return hashlib.sha256(
+        repr((VERSION, WORLD, SIZE, combinations(), COLOURS, *counts)).encode()
+    ).hexdigest()
 
 
 def _draw(classes: Sequence[Combination], split: str, per_class: int) -> dict[str, Tensor]:

@@ -6,19 +6,21 @@ head alone; the loops above do not notice.
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedlens import params
 from fedlens.data import cifar, synthetic
 from fedlens.data.augment import Augmentation
 from fedlens.data.batches import FeatureExamples, ImageExamples, Pipeline
 from fedlens.data.features import features
 from fedlens.data.images import Dataset, Examples, Images
 from fedlens.data.splits import Choice, SealedTest, stratified
+from fedlens.errors import FedlensError
 from fedlens.experiments.config import BackboneConfig, Config, DataConfig, HeadConfig, trained_part
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
@@ -47,10 +49,12 @@ class Parts:
     facts: dict[str, Any]  # what was found out on the way, for the records
 
 
-def preflight(config: Config) -> None:
-    """Refuses what can be refused before anything loads."""
+def resolved(config: Config) -> Config:
+    """With the backbone's own resolution filled in; refuses what can be before anything loads."""
     row = backbones.find(config.backbone.name)
-    backbones.check_resolution(row, config.backbone.resolution or row.resolution)
+    resolution = config.backbone.resolution or row.resolution
+    backbones.check_resolution(row, resolution)
+    return replace(config, backbone=replace(config.backbone, resolution=resolution))
 
 
 def build(
@@ -62,17 +66,22 @@ def build(
     row = backbones.find(config.backbone.name)
     resolution = config.backbone.resolution or row.resolution
     backbone = backbones.create(row, resolution=resolution, seed=config.seed)
+    _choose_trained(backbone, mode, blocks, config.backbone.freeze_blocks)
+    data = dataset(config.data)
     weights_hash = None
     if config.backbone.pretrained:
         path = weights_file(config.backbone, stop)
         expected = config.backbone.sha256
         weights_hash = weights.load(backbone, row, path, expected_sha256=expected).sha256
-    _choose_trained(backbone, mode, blocks, config.backbone.freeze_blocks)
     backbone.to(device).eval()  # batch statistics, where a backbone has them, stay as pretrained
 
-    data = dataset(config.data)
     images = data.load_train().limited(config.data.train_per_class)
     kept, held_out = stratified(images.labels, config.data.validation, config.seed)
+    if config.data.validation and not len(held_out):
+        raise FedlensError(
+            f"data.validation={config.data.validation} of {len(images)} images is none at all: "
+            "choose a larger fraction."
+        )
     images = images.to(device)
     classes = len(data.classes)
     log.info(
@@ -86,10 +95,13 @@ def build(
     key = {
         **inputs,
         "backbone": row.name,
+        "parameters": params.digest(backbone.state_dict()),
         "resolution": resolution,
         "normalisation": [row.mean, row.std],
         "precision": precision.name,
         "device": device.type,
+        "threads": torch.get_num_threads(),  # another number, other last bits
+        "torch": torch.__version__,
     }
 
     def extract(seen: Images, split: str, per_class: int | None) -> torch.Tensor:
@@ -136,7 +148,9 @@ def build(
         train=train,
         validation=validation if len(held_out) else None,
         test=SealedTest(
-            lambda: data.load_test().limited(config.data.test_per_class).to(device), opened=opened
+            lambda: data.load_test().limited(config.data.test_per_class).to(device),
+            opened=opened,
+            curves=config.evaluate.test_curve,
         ),
         test_examples=test_examples,
         classes=classes,

@@ -22,13 +22,13 @@ from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import Interrupted, StopRequest
 from fedlens.experiments.tracking import Tracker
 from fedlens.rng import Stream
-from fedlens.training.local import StepRules, Tally, local_step, set_lr
+from fedlens.training.local import Model, StepRules, Tally, local_step, set_lr
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Progress:
+class Position:
     """Where training stands; all of it goes into the checkpoint."""
 
     epoch: int = 0  # epochs completed
@@ -54,14 +54,18 @@ class Central:
         self,
         config: Config,
         parts: Parts,
+        model: Model,
         measure: Measure,
         ledger: Ledger,
         tracker: Tracker,
         stop: StopRequest,
+        began: float,
     ) -> None:
+        """`model` is `parts.model`, perhaps compiled; `began` is when this session's clock did."""
         self.settings = config.train
         self.config = config
         self.parts = parts
+        self.model = model
         self.measure = measure
         self.ledger = ledger
         self.tracker = tracker
@@ -72,23 +76,23 @@ class Central:
         self.test_curve: Callable[[int], None] | None = None
         if config.evaluate.test_curve:
             self.test_curve = measure.test_curve(lambda found: ledger.record("test_curve", found))
-        self.progress = Progress()
-        self.clock = time.monotonic()
+        self.position = Position()
+        self.clock = began
 
-    def run(self) -> Progress:
+    def run(self) -> Position:
         """Trains to the end, or raises `Interrupted` once it has saved where it stopped."""
         self._restore()
         try:
-            if not self.progress.begun and (self.parts.closed_form or not self.epochs):
+            if not self.position.begun and (self.parts.closed_form or not self.epochs):
                 self._close({"epoch": 0})
-            while self.progress.epoch < self.epochs and not self._exhausted():
+            while self.position.epoch < self.epochs and not self._exhausted():
                 lr = self._train_epoch()
-                done = self.progress.tally.metrics()
-                self._close({"epoch": self.progress.epoch + 1, "lr": lr, "train": done})
+                done = self.position.tally.metrics()
+                self._close({"epoch": self.position.epoch + 1, "lr": lr, "train": done})
         except Interrupted:
             self._save()
             raise
-        return self.progress
+        return self.position
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         trained = [p for p in self.parts.model.parameters() if p.requires_grad]
@@ -107,15 +111,15 @@ class Central:
         if found is None:
             return
         snapshot.put_back(found.tensors, self.parts.model, self.optimizer)
-        stored = found.state["progress"]
-        self.progress = Progress(**{**stored, "tally": Tally(**stored["tally"])})
-        if self.parts.precision.scaler:
+        stored = found.state["position"]
+        self.position = Position(**{**stored, "tally": Tally(**stored["tally"])})
+        if self.parts.precision.scaler and found.state["scaler"]:
             self.parts.precision.scaler.load_state_dict(found.state["scaler"])
         log.info("resuming from checkpoint %s", found.name)
 
     def _train_epoch(self) -> float:
         """The rest of the epoch under way; returns its last learning rate."""
-        progress, settings, optimizer = self.progress, self.settings, self.optimizer
+        position, settings, optimizer = self.position, self.settings, self.optimizer
         assert optimizer is not None
         rules = StepRules(
             precision=self.parts.precision,
@@ -125,24 +129,24 @@ class Central:
             micro_batch=settings.micro_batch,
         )
         total = self.epochs * self.epoch_length
-        stream = Stream(self.config.seed, ("central", progress.epoch))
+        stream = Stream(self.config.seed, ("central", position.epoch))
         batches = shuffled(len(self.parts.train), settings.batch_size, stream.draw("order"))
-        with bar(f"epoch {progress.epoch + 1} of {self.epochs}") as show:
-            for index in batches[progress.step :]:
+        with bar(f"epoch {position.epoch + 1} of {self.epochs}") as show:
+            for index in batches[position.step :]:
                 began = time.monotonic()
-                done = progress.epoch * self.epoch_length + progress.step
+                done = position.epoch * self.epoch_length + position.step
                 set_lr(optimizer, settings.lr * settings.schedule.factor(done, total))
                 local_step(
-                    self.measure.model, optimizer, self.parts.train, index, rules, progress.tally,
-                    stream=stream, step=progress.step, width=self.parts.model.head.in_features,
+                    self.model, optimizer, self.parts.train, index, rules, position.tally,
+                    stream=stream, step=position.step, width=self.parts.model.head.in_features,
                 )  # fmt: skip
-                progress.step += 1
-                progress.epoch_seconds += time.monotonic() - began
-                show(progress.step, self.epoch_length)
+                position.step += 1
+                position.epoch_seconds += time.monotonic() - began
+                show(position.step, self.epoch_length)
                 self.stop.check()
                 if time.monotonic() - self.clock > 60 * self.config.checkpoint.minutes:
                     self._save()
-        done = (progress.epoch + 1) * self.epoch_length - 1
+        done = (position.epoch + 1) * self.epoch_length - 1
         return settings.lr * settings.schedule.factor(done, total)
 
     def _close(self, record: dict[str, Any]) -> None:
@@ -150,7 +154,7 @@ class Central:
 
         Nothing is written before the last point at which a stop request can come through.
         """
-        progress, number, began = self.progress, record["epoch"], time.monotonic()
+        position, number, began = self.position, record["epoch"], time.monotonic()
         score, better = None, False
         if number == self.epochs or number % self.config.evaluate.every == 0:
             validation = self.measure.validation()
@@ -159,41 +163,42 @@ class Central:
             if validation:
                 record["validation"] = validation.metrics()
                 score = validation.top1
-                better = progress.best_score is None or score > progress.best_score
+                better = position.best_score is None or score > position.best_score
         self.ledger.record("metrics", record)
         self.ledger.record("timings", self._timing(number, time.monotonic() - began))
         self.tracker.log(number, _scalars(record))
-        progress.epoch, progress.step, progress.begun = number, 0, True
-        progress.tally, progress.epoch_seconds = Tally(), 0.0
+        position.epoch, position.step, position.begun = number, 0, True
+        position.tally, position.epoch_seconds = Tally(), 0.0
         if better:
-            progress.best, progress.best_score, progress.best_epoch = progress.name, score, number
-        progress.stale = 0 if better else progress.stale + (score is not None)
+            position.best, position.best_score, position.best_epoch = position.name, score, number
+        position.stale = 0 if better else position.stale + (score is not None)
         log.info("%s%s", _sentence(record, self.epochs), " (best so far)" if better else "")
         ended = number == self.epochs or self._exhausted()
-        if ended or better or number % self.config.checkpoint.every == 0:
+        ranks = score is not None and self.ledger.checkpoints.ranks(score)
+        if ended or ranks or number % self.config.checkpoint.every == 0:
             self._save(score=score)
 
     def _timing(self, number: int, closing: float) -> dict[str, float]:
-        seconds, images = self.progress.epoch_seconds, self.progress.tally.seen
+        seconds, images = self.position.epoch_seconds, self.position.tally.seen
         rate = images / seconds if seconds else 0.0
         return {"epoch": number, "train_seconds": seconds, "evaluate_seconds": closing,
                 "images_per_second": rate}  # fmt: skip
 
     def _exhausted(self) -> bool:
         patience = self.settings.early_stopping
-        return patience is not None and self.progress.stale >= patience
+        return patience is not None and self.position.stale >= patience
 
     def _save(self, *, score: float | None = None) -> None:
         now = time.monotonic()
-        self.progress.seconds += now - self.clock
+        self.position.seconds += now - self.clock
         self.clock = now
         scaler = self.parts.precision.scaler
         self.ledger.save(
-            self.progress.name,
+            self.position.name,
             snapshot.take(self.parts.model, self.optimizer),
-            {"progress": asdict(self.progress), "scaler": scaler.state_dict() if scaler else None},
+            {"position": asdict(self.position), "scaler": scaler.state_dict() if scaler else None},
             score=score,
-            best=self.progress.best,
+            best=self.position.best,
         )
 
 

@@ -80,7 +80,7 @@ class Checkpoints:
             ) from fault
 
     def latest(self) -> Checkpoint | None:
-        """The newest intact checkpoint whose best is intact too; damaged ones are removed."""
+        """The newest intact checkpoint whose best is intact too; others on the way are removed."""
         if self.folder.exists():
             clear_partials(self.folder)
         for name in reversed(self.names()):
@@ -94,6 +94,13 @@ class Checkpoints:
                 log.warning("checkpoint %s is damaged (%s): falling back", name, fault)
                 discard(self.folder / name)
         return None
+
+    def ranks(self, score: float) -> bool:
+        """Whether parameters of this score would be among the best-K kept."""
+        scores = sorted(
+            s for name in self.names() if (s := self._header(name)["score"]) is not None
+        )
+        return len(scores) < self.keep_best or score > scores[-self.keep_best]
 
     def names(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{STATE}"))
@@ -120,6 +127,8 @@ class Checkpoints:
                 f"Checkpoint {self.folder / name} has schema {schema}, not {SCHEMA}: "
                 "resume it with the version in its manifest.json."
             )
+        if not header.keys() >= {"score", "best", "tensors_sha256", "state"}:
+            raise Damaged(f"{STATE} is incomplete")
         return header
 
     def _prune(self) -> None:

@@ -27,7 +27,6 @@ class Experiment:
     """An experiment file as its header documents it."""
 
     name: str
-    summary: str
     documentation: str
 
 
@@ -39,7 +38,7 @@ def experiments() -> list[Experiment]:
         lines = [
             line.removeprefix("#").removeprefix(" ") for line in header if "@package" not in line
         ]
-        found.append(Experiment(name, lines[0], "\n".join(lines)))
+        found.append(Experiment(name, "\n".join(lines)))
     return found
 
 
@@ -79,12 +78,15 @@ def compose(experiment: str, overrides: list[str]) -> Config:
 def load(path: Path) -> Config:
     """A run's own config.yaml, held to the same schema."""
     try:
-        stored = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
+        content = OmegaConf.load(path)
+        if not isinstance(content, DictConfig) or "experiment" not in content:
+            raise ValueError("it names no experiment.")
+        stored = OmegaConf.merge(OmegaConf.structured(Config), content)
         assert isinstance(stored, DictConfig)
         return _finished(stored)
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except (OmegaConfBaseException, yaml.YAMLError, AssertionError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise FedlensError(
             f"{path} is not a config of this version: {_in_one_sentence(error)}"
         ) from error
@@ -129,6 +131,8 @@ def _checked(override: str) -> list[str]:
             f"'{override}' is not of the form key=value, such as train.lr=0.01."
         ) from error
     key = parsed.key_or_group
+    if parsed.is_sweep_override():
+        raise FedlensError(f"'{override}' names several values: a run has one value per key.")
     if parsed.type != OverrideType.CHANGE:
         raise FedlensError(f"'{override}': keys are fixed, so write {key}=value.")
     if key == "experiment":
@@ -140,6 +144,8 @@ def _checked(override: str) -> list[str]:
     choice = str(parsed.value())
     if key == "backbone" and choice.startswith("timm:"):
         return ["backbone=timm", f"backbone.name={choice}"]
+    if key == "backbone" and choice == "timm":
+        raise FedlensError("backbone=timm needs a name: write backbone=timm:vit_base_patch16_224.")
     if choice not in options(key):
         raise FedlensError(f"{key}={choice} is unknown: {suggest(choice, options(key))}")
     return [override]

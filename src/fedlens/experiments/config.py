@@ -5,6 +5,8 @@ Every key of every config is here; anything else is refused before anything load
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import PurePath
@@ -156,10 +158,11 @@ def run_name(config: Config) -> str:
     text = json.dumps(essence(config), sort_keys=True)
     subset = "-subset" if config.data.train_per_class or config.data.test_per_class else ""
     resolution = f"-{config.backbone.resolution}px" if config.backbone.resolution else ""
+    scratch = "" if config.backbone.pretrained else "-scratch"
     parts = [
         config.experiment,
         config.data.name + subset,
-        config.backbone.name.replace(":", "-") + resolution,
+        config.backbone.name.replace(":", "-") + resolution + scratch,
         f"{config.head.name}-{config.train.what.replace(':', '')}",
         f"s{config.seed}",
         hashlib.sha256(text.encode()).hexdigest()[:8],
@@ -187,7 +190,7 @@ def validate(config: Config) -> None:
         ("tracker", config.tracker.name, TRACKERS),
         ("tracker.mode", config.tracker.mode, ("online", "offline")),
         ("evaluate.select", config.evaluate.select, ("best", "last")),
-        ("device", config.device.partition(":")[0], DEVICES),
+        ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
         if value not in options:
             raise FedlensError(f"{key}={value} is unknown: {suggest(value, options)}")
@@ -216,7 +219,7 @@ def validate(config: Config) -> None:
         (train.epochs >= 0, f"train.epochs={train.epochs} must be 0 or more"),
         (train.batch_size > 0, f"train.batch_size={train.batch_size} must be at least 1"),
         (_positive(train.micro_batch), "train.micro_batch must be at least 1"),
-        (train.lr > 0, f"train.lr={train.lr} must be positive"),
+        (0 < train.lr < math.inf, f"train.lr={train.lr} must be positive and finite"),
         (0 <= train.momentum < 1, f"train.momentum={train.momentum} must lie in [0, 1)"),
         (train.weight_decay >= 0, f"train.weight_decay={train.weight_decay} must not be negative"),
         (not train.nesterov or train.momentum > 0, "train.nesterov=true needs train.momentum > 0"),
@@ -238,6 +241,14 @@ def validate(config: Config) -> None:
             "head.freeze=true with train.what=head leaves nothing to train",
         ),
         (mode != "last_blocks" or blocks > 0, "train.what=last_blocks:N needs N of at least 1"),
+        (
+            config.backbone.pretrained or not (config.backbone.weights or config.backbone.sha256),
+            "backbone.pretrained=false takes no file: leave backbone.weights and sha256 out",
+        ),
+        (
+            config.run.name is None or re.fullmatch(r"[\w.+=-]*\w", config.run.name) is not None,
+            f"run.name={config.run.name} must be one plain folder name",
+        ),
         (config.backbone.freeze_blocks >= 0, "backbone.freeze_blocks must be 0 or more"),
         (
             config.backbone.freeze_blocks == 0 or mode == "full",

@@ -49,11 +49,15 @@ def git_commit(folder: Path) -> str | None:
                 ["git", "-C", str(folder), *words],
                 capture_output=True, text=True, timeout=10, check=True,
             ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "."])
+            for words in (
+                ["ls-files", "--error-unmatch", __file__],  # fails if it is another project's
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--", "."],
+            )
         ]  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return said[0] + ("+changes" if said[1] else "")
+    return said[1] + ("+changes" if said[2] else "")
 
 
 def processor() -> str:

@@ -1,8 +1,9 @@
 """A run is a folder, and the folder is all that is known of it.
 
 config.yaml  manifest.json  metrics.jsonl  test_curve.jsonl  timings.jsonl  log.txt  checkpoints/
-result.json. The three journals are append-only; what the clock says goes to timings.jsonl, so that
-metrics.jsonl is equal byte for byte however often a run was interrupted. No torch.
+choice.json  result.json, and failure.json where the last session failed. The three journals are
+append-only; what the clock says goes to timings.jsonl, so that metrics.jsonl is equal byte for byte
+however often a run was interrupted. No torch.
 """
 
 import json
@@ -52,7 +53,10 @@ class Journal:
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise FedlensError(f"{self.path} has a line that is not JSON ({error}).") from error
 
 
 @dataclass(frozen=True)
@@ -107,18 +111,25 @@ class RunFolder:
         """finished | running | failed | interrupted"""
         if (self.path / "result.json").exists():
             return "finished"
-        try:
-            with self.lock():
-                return "failed" if self.failure else "interrupted"
-        except FedlensError:
-            return "running"
+        if (self.path / "run.lock").exists():
+            try:
+                with self.lock(patience=0):
+                    pass
+            except FedlensError:
+                return "running"
+            except OSError:  # a folder that can only be read: nobody runs here
+                pass
+        return "failed" if self.failure else "interrupted"
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """One process at a time; the kernel frees the lock of a process that dies."""
+    def lock(self, *, patience: float = 2.0) -> Iterator[None]:
+        """One process at a time; the kernel frees the lock of a process that dies.
+
+        A run waits `patience` seconds, so that somebody's look at its state does not stop it.
+        """
         held = FileLock(self.path / "run.lock")
         try:
-            held.acquire(timeout=0)
+            held.acquire(timeout=patience)
         except Timeout as error:
             raise FedlensError(f"{self.name} is being run by another process.") from error
         try:
@@ -135,7 +146,7 @@ class RunFolder:
 
 
 def runs(root: Path) -> list[RunFolder]:
-    """Every run below `root`, oldest first."""
+    """Every run below `root`, in the order in which they were last begun or resumed."""
     found = [RunFolder(path.parent) for path in root.glob("*/config.yaml")]
     return sorted(found, key=lambda run: (run.config.stat().st_mtime, run.name))
 
@@ -144,7 +155,7 @@ def find_run(which: str, root: Path) -> RunFolder:
     """A run by its path, its name, or any part of its name that only one run has."""
     for path in (Path(which), root / which):
         if (path / "config.yaml").exists():
-            return RunFolder(path)
+            return RunFolder(path if path.name else path.resolve())
     names = {run.name: run for run in runs(root)}
     matches = [name for name in names if which in name]
     if len(matches) == 1:

@@ -6,6 +6,7 @@ is finished there is nothing left to do.
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -18,8 +19,8 @@ from fedlens import params
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
 from fedlens.experiments import compose, manifest, snapshot
-from fedlens.experiments.build import Parts, build, preflight
-from fedlens.experiments.central import Central, Progress
+from fedlens.experiments.build import Parts, build, resolved
+from fedlens.experiments.central import Central, Position
 from fedlens.experiments.checkpoint import Checkpoints
 from fedlens.experiments.config import Config, essence, run_name
 from fedlens.experiments.ledger import Ledger
@@ -28,6 +29,7 @@ from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest, listening
 from fedlens.experiments.tracking import open_tracker
 from fedlens.files import clear_partials, replacing
+from fedlens.memory import keep_large_blocks
 from fedlens.training.local import Model
 
 log = logging.getLogger(__name__)
@@ -35,11 +37,11 @@ log = logging.getLogger(__name__)
 
 def start(config: Config) -> RunFolder:
     """Runs `config`, continuing where an earlier session of the same run stopped."""
-    preflight(config)
+    config = resolved(config)
     folder = RunFolder(Path(config.run.root) / run_name(config))
     if folder.config.exists():
         stored = compose.load(folder.config)
-        if essence(stored) != essence(config):
+        if essence(_without_weights(stored)) != essence(_without_weights(config)):
             raise FedlensError(
                 f"{folder.path} holds a run with another config: choose another run.name."
             )
@@ -52,10 +54,16 @@ def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
     return _run(compose.amend(compose.load(folder.config), overrides or []), folder)
 
 
+def _without_weights(config: Config) -> Config:
+    """Whether the weights are the same is for their hash in the manifest to say."""
+    return replace(config, backbone=replace(config.backbone, weights=None))
+
+
 def _run(config: Config, folder: RunFolder) -> RunFolder:
     if folder.result is not None:
         log.info("%s is finished: nothing to do", folder.name)
         return folder
+    device = choose_device(config.device)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,14 +72,12 @@ def _run(config: Config, folder: RunFolder) -> RunFolder:
         try:
             clear_partials(folder.path)
             folder.forget_failure()
-            _work(config, folder, stop)
+            _work(config, folder, device, stop)
         except Interrupted as reason:
             log.warning("stopped by %s; what was done is saved", reason)
             raise Interrupted(f"go on with: fedlens resume {folder.path}") from reason
         except Exception as error:
-            fault = error
-            if isinstance(error, OSError):  # a full disk shows itself wherever it likes
-                fault = FedlensError(f"{folder.name} could not go on: {error}.")
+            fault = _in_words(error, folder)
             log.error("%s", fault, exc_info=not isinstance(fault, FedlensError))
             with suppress(Exception):  # on a full disk this may fail too; the log has it
                 folder.write("failure", {"message": str(fault), "when": manifest.now()})
@@ -79,8 +85,19 @@ def _run(config: Config, folder: RunFolder) -> RunFolder:
     return folder
 
 
-def _work(config: Config, folder: RunFolder, stop: StopRequest) -> None:
-    device = choose_device(config.device)
+def _in_words(error: Exception, folder: RunFolder) -> Exception:
+    """The error as a sentence, where the user can do something about it."""
+    if isinstance(error, OSError):  # a full disk shows itself wherever it likes
+        return FedlensError(f"{folder.name} could not go on: {error}.")
+    if isinstance(error, torch.OutOfMemoryError):
+        return FedlensError("The device is out of memory: set train.micro_batch, or a smaller "
+                            "train.batch_size or evaluate.batch_size.")  # fmt: skip
+    return error
+
+
+def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopRequest) -> None:
+    began = time.monotonic()
+    keep_large_blocks()
     if config.threads:
         torch.set_num_threads(config.threads)
     config = replace(config, threads=torch.get_num_threads())
@@ -89,7 +106,7 @@ def _work(config: Config, folder: RunFolder, stop: StopRequest) -> None:
     log.info("run %s", folder.name)
 
     parts = build(config, device, stop, opened=Choice(**folder.choice) if folder.choice else None)
-    _sign(folder, parts, device)
+    _sign(config, folder, parts, device)
     checkpoints = Checkpoints(
         folder.checkpoints,
         keep_best=config.checkpoint.keep_best,
@@ -99,18 +116,28 @@ def _work(config: Config, folder: RunFolder, stop: StopRequest) -> None:
     measure = Measure(model, parts, batch_size=config.evaluate.batch_size, stop=stop)
     with open_tracker(config.tracker.name, folder.path, project=config.tracker.project,
                       mode=config.tracker.mode, config=asdict(config)) as tracker:  # fmt: skip
-        loop = Central(config, parts, measure, Ledger(folder, checkpoints), tracker, stop)
-        progress = loop.run()
-        result = _conclude(config, folder, parts, measure, checkpoints, progress)
-        tracker.log(progress.epoch, {"test/top1": result["test"]["top1"]})
-    folder.write("result", result)
+        ledger = Ledger(folder, checkpoints)
+        position = Central(config, parts, model, measure, ledger, tracker, stop, began).run()
+        result = _conclude(config, folder, parts, measure, checkpoints, position)
+        folder.write("result", result)
+        tracker.log(position.epoch, {"test/top1": result["test"]["top1"]})
     log.info("test accuracy %.2f %%", 100 * result["test"]["top1"])
 
 
-def _sign(folder: RunFolder, parts: Parts, device: torch.device) -> None:
+def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device) -> None:
     """Adds this session to the manifest; refuses to go on with other data or weights."""
     session = manifest.session(device)
-    signed = folder.manifest or {"name": folder.name, "inputs": parts.inputs, "sessions": []}
+    signed = folder.manifest or {
+        "name": folder.name,
+        "experiment": config.experiment,
+        "data": config.data.name,
+        "backbone": config.backbone.name,
+        "resolution": config.backbone.resolution,
+        "pretrained": config.backbone.pretrained,
+        "seed": config.seed,
+        "inputs": parts.inputs,
+        "sessions": [],
+    }
     for what, found in parts.inputs.items():
         if signed["inputs"].get(what) != found:
             raise FedlensError(
@@ -128,43 +155,46 @@ def _conclude(
     parts: Parts,
     measure: Measure,
     checkpoints: Checkpoints,
-    progress: Progress,
+    position: Position,
 ) -> dict[str, Any]:
     """Fixes the choice, then opens the test split for it."""
-    by_validation = config.evaluate.select == "best" and progress.best is not None
-    epoch = progress.epoch
-    if by_validation and progress.best:
-        snapshot.put_back(checkpoints.load(progress.best).tensors, parts.model)
-        epoch = progress.best_epoch
+    by_validation = config.evaluate.select == "best" and position.best is not None
+    epoch = position.epoch
+    if by_validation and position.best:
+        snapshot.put_back(checkpoints.load(position.best).tensors, parts.model)
+        epoch = position.best_epoch
     choice = Choice(
         parameters=params.digest(snapshot.learned(parts.model)),
         chosen_on="validation" if by_validation else "last",
         unit=epoch,
     )
-    folder.write("choice", asdict(choice))
+    if parts.test.opened is None:  # else a second choice is refused when the split is opened
+        folder.write("choice", asdict(choice))
     records = {record["epoch"]: record for record in folder.journal("metrics").read()}
     return {
         "experiment": config.experiment,
         "data": config.data.name,
         "backbone": config.backbone.name,
         "resolution": config.backbone.resolution,
+        "pretrained": config.backbone.pretrained,
         "seed": config.seed,
         "choice": asdict(choice),
-        "epochs": progress.epoch,
+        "epochs": position.epoch,
         "validation": records[epoch].get("validation"),
         "test": asdict(measure.test(choice)),
         "facts": parts.facts,
-        "seconds": round(progress.seconds, 1),
+        "seconds": round(position.seconds, 1),
         "finished": manifest.now(),
     }
 
 
 def choose_device(name: str) -> torch.device:
     """`auto` is the best there is; a device that is not there is refused."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.mps.is_available()), "cpu": 1}
     if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    if not there[name.partition(":")[0]]:
+        name = next(kind for kind, count in there.items() if count)
+    kind, _, number = name.partition(":")
+    if int(number or 0) >= there[kind]:
         raise FedlensError(f"device={name} is not available here: use device=auto.")
     if name.startswith("cuda"):  # the same bits every time, where CUDA can
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -177,6 +207,7 @@ def _logging_to(path: Path) -> Iterator[None]:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(message)s"))
     logger = logging.getLogger("fedlens")
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield

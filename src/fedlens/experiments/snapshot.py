@@ -55,4 +55,4 @@ def put_back(
     for full, value in tensors.items():
         if full.startswith(OPTIMIZER):
             name, key = full.removeprefix(OPTIMIZER).rsplit("/", 1)
-            optimizer.state[expected[name]][key] = value.to(expected[name].device)
+            optimizer.state[expected[name]][key] = value.to(expected[name].device, copy=True)

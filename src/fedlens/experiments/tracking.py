@@ -29,6 +29,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        # Each session writes a file of its own; an epoch lived through again is written again.
         self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -75,6 +76,10 @@ def open_tracker(
         raise FedlensError(
             f"tracker={name} needs an extra package: install it with "
             f"`pip install 'fedlens[{name}]'`, or use tracker=none."
+        ) from error
+    except Exception as error:  # a client's own trouble: no account, no server, no disk
+        raise FedlensError(
+            f"tracker={name} could not start ({error}): use tracker=none, or mode=offline."
         ) from error
     try:
         yield tracker

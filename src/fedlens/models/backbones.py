@@ -172,7 +172,8 @@ def check_resolution(row: Backbone, resolution: int) -> None:
 
 def width(backbone: nn.Module) -> int:
     """D, the length of a feature vector."""
-    return int(cast(int, backbone.head_hidden_size))
+    found = getattr(backbone, "head_hidden_size", None) or backbone.num_features
+    return int(cast(int, found))
 
 
 def freeze_blocks(backbone: nn.Module, n: int) -> None:

@@ -67,11 +67,6 @@ def find(row: Backbone, explicit: Path | None = None, *, download: bool = True) 
     return _download(row)
 
 
-def fetch(row: Backbone) -> Path:
-    """For the command line: the file is here afterwards, or one sentence says why not."""
-    return find(row)
-
-
 def verify(row: Backbone, path: Path, *, expected_sha256: str | None = None) -> LoadedWeights:
     """For the command line: the file fits the row, key by key."""
     return load(backbones.create(row), row, path, expected_sha256=expected_sha256)

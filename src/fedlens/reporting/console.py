@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedlens.errors import FedlensError
 from fedlens.experiments.records import RunFolder
 
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
@@ -14,37 +15,47 @@ COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "fai
 
 def runs_table(folders: Iterable[RunFolder]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "state", "epoch", "validation", "test"):
+    for column in ("run", "data", "backbone", "state", "epoch", "validation", "test"):
         right = column in ("epoch", "validation", "test")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for folder in folders:
-        state, result = folder.state(), folder.result
-        last = _last_validation(folder)
-        table.add_row(
-            folder.name,
-            Text(state, style=COLOURS[state]),
-            str(result["epochs"] if result else last.get("epoch", 0)),
-            percent((result or last).get("validation")),
-            percent(result["test"] if result else None),
-        )
+        try:
+            table.add_row(*_row(folder))
+        except (FedlensError, KeyError, TypeError) as error:  # one broken run hides no other
+            table.add_row(folder.name, "", "", Text(f"unreadable: {error}", style="red"))
     return table
+
+
+def _row(folder: RunFolder) -> list[RenderableType]:
+    state, result, signed = folder.state(), folder.result, folder.manifest or {}
+    last = _last_validation(folder) if result is None else result
+    return [
+        folder.name,
+        signed.get("data", "–"),
+        _backbone(signed),
+        Text(state, style=COLOURS[state]),
+        str(last.get("epoch", 0) if result is None else result["epochs"]),
+        percent(last.get("validation")),
+        percent(None if result is None else result["test"]),
+    ]
 
 
 def run_page(folder: RunFolder) -> RenderableType:
     """All one wants to know of a run at a glance."""
-    state, result, manifest = folder.state(), folder.result, folder.manifest
+    state, result, signed = folder.state(), folder.result, folder.manifest
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", Text(folder.name, overflow="fold"))
     facts.add_row("state", Text(state, style=COLOURS[state]))
     if failure := folder.failure:
         facts.add_row("why", Text(failure, style="red"))
     facts.add_row("folder", Text(str(folder.path), overflow="fold"))
+    if signed:
+        facts.add_row("data", signed["data"])
+        facts.add_row("backbone", _backbone(signed))
     if result:
-        choice = result["choice"]
-        facts.add_row("data", f"{result['data']}, {result['test']['count']} test images")
-        facts.add_row("backbone", f"{result['backbone']} at {result['resolution'] or 'its own'} px")
+        choice, test = result["choice"], result["test"]
         facts.add_row(
-            "test", f"top-1 {percent(result['test'])}, top-5 {result['test']['top5']:.2%}"
+            "test", f"top-1 {percent(test)}, top-5 {test['top5']:.2%} of {test['count']} images"
         )
         facts.add_row("validation", f"top-1 {percent(result['validation'])}")
         facts.add_row("chosen on", f"{choice['chosen_on']}, epoch {choice['unit']}")
@@ -52,10 +63,10 @@ def run_page(folder: RunFolder) -> RenderableType:
         facts.add_row("time", f"{result['seconds']:.0f} s")
         for name, value in result["facts"].items():
             facts.add_row(name, f"{value:.4g}")
-    if manifest:
-        session = manifest["sessions"][-1]
-        facts.add_row("sessions", str(len(manifest["sessions"])))
-        facts.add_row("command", Text(manifest["sessions"][0]["command"], overflow="fold"))
+    if signed:
+        session = signed["sessions"][-1]
+        facts.add_row("sessions", str(len(signed["sessions"])))
+        facts.add_row("command", Text(signed["sessions"][0]["command"], overflow="fold"))
         facts.add_row("commit", session["git"] or "not from a git checkout")
         facts.add_row("device", f"{session['device']}, {session['threads']} threads")
     if state in ("interrupted", "failed"):
@@ -65,6 +76,13 @@ def run_page(folder: RunFolder) -> RenderableType:
 
 def percent(metrics: dict[str, Any] | None) -> str:
     return f"{metrics['top1']:.2%}" if metrics else "–"
+
+
+def _backbone(signed: dict[str, Any]) -> str:
+    if "backbone" not in signed:
+        return "–"
+    start = "" if signed["pretrained"] else ", from scratch"
+    return f"{signed['backbone']} at {signed['resolution']} px{start}"
 
 
 def _curve(folder: RunFolder) -> Table:

@@ -1,5 +1,6 @@
 """Evaluation: loss, top-1, top-5 and per-class accuracy of a model on examples."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 from fedlens.data.batches import in_order
 from fedlens.data.images import Examples
+from fedlens.errors import FedlensError
 from fedlens.training.local import Model
 from fedlens.training.precision import Precision
 
@@ -52,6 +54,11 @@ def evaluate(
         done += len(index)
         if progress:
             progress(done, len(examples))
+    if not math.isfinite(loss):
+        raise FedlensError(
+            f"The model's loss on the evaluated images is {loss}: it diverged; lower train.lr, or "
+            "set train.clip_norm."
+        )
     return Evaluation(
         loss=loss / done,
         top1=float(hits.sum()) / done,
