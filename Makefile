@@ -1,5 +1,7 @@
-# Everything happens inside this checkout: the environment, uv and its cache live in .venv.
+# The environment, uv and its cache live in .venv; runs go to runs/. What can be computed again (the
+# embedded world, features) goes to the user's cache folder, or to FEDLENS_CACHE.
 PYTHON ?= python3
+UV := uv==0.13.7
 BIN := .venv/bin
 export UV_CACHE_DIR ?= $(CURDIR)/.venv/.uv-cache
 READY := .venv/.ready
@@ -23,9 +25,9 @@ setup: $(READY) ## Make the environment in .venv from requirements.lock.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("fedlens needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.x ..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check uv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$(UV)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 test: $(READY) ## Set up, then run the whole test suite.
@@ -43,7 +45,7 @@ format: $(READY) ## Format the code and sort imports.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: ## Pin the newest versions that fit pyproject.toml.
+lock: $(READY) ## Pin the newest versions that fit pyproject.toml.
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --upgrade \
 		--python-version 3.11 --no-header --no-annotate --quiet -o requirements.lock
 
