@@ -3,8 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +12,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from fedlens.errors import FedlensError, suggest
+from fedlens.experiments.logs import logging_to
 from fedlens.experiments.records import RunFolder, find_run, runs
 from fedlens.experiments.signals import Interrupted
 
@@ -232,7 +231,7 @@ def _finished(folder: RunFolder) -> None:
 def main() -> None:
     """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
     console = Console(stderr=True)
-    with _logging_to(console):
+    with logging_to(_progress_log(console)):
         try:
             app()
         except FedlensError as error:
@@ -243,22 +242,14 @@ def main() -> None:
             sys.exit(INTERRUPTED)
 
 
-@contextmanager
-def _logging_to(console: Console) -> Iterator[None]:
+def _progress_log(console: Console) -> logging.Handler:
     """Progress goes to stderr; errors are left to `main`, which says them once."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if console.is_terminal:
-        handler: logging.Handler = RichHandler(console=console, show_path=False, show_level=False)
-    else:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(message)s"))
+        handler = RichHandler(console=console, show_path=False, show_level=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(lambda record: record.levelno < logging.ERROR)
-    logger = logging.getLogger("fedlens")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+    return handler
 
 
 if __name__ == "__main__":

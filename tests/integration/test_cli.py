@@ -101,7 +101,7 @@ def test_a_run_that_diverges_stops_in_words_and_can_be_seen(fedlens) -> None:
 
 def test_a_folder_that_cannot_be_made(fedlens, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    refused(fedlens("run", "quickstart", *TINY, "run.root=file"), "Cannot make")
+    refused(fedlens("run", "quickstart", *TINY, "run.root=file"), "Cannot write to")
 
 
 def test_a_disk_that_fills_up_mid_run_loses_nothing(

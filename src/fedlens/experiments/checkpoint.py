@@ -6,6 +6,7 @@ tensors, so a damaged one is noticed and the one before it is used.
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,7 @@ class Checkpoints:
 
     def ranks(self, score: float) -> bool:
         """Whether parameters of this score would be among the best-K kept."""
-        scores = sorted(
-            s for name in self.names() if (s := self._header(name)["score"]) is not None
-        )
+        scores = sorted(h["score"] for h in self._headers().values() if h["score"] is not None)
         return len(scores) < self.keep_best or score > scores[-self.keep_best]
 
     def names(self) -> list[str]:
@@ -131,14 +130,17 @@ class Checkpoints:
             raise Damaged(f"{STATE} is incomplete")
         return header
 
-    def _prune(self) -> None:
-        """Keeps the last ones, the bests those refer to, and the best-K by score."""
+    def _headers(self) -> dict[str, dict[str, Any]]:
+        """Of all that are not damaged, in the order of time."""
         headers = {}
         for name in self.names():
-            try:
+            with suppress(Damaged):
                 headers[name] = self._header(name)
-            except Damaged:
-                continue
+        return headers
+
+    def _prune(self) -> None:
+        """Keeps the last ones, the bests those refer to, and the best-K by score."""
+        headers = self._headers()
         last = list(headers)[-self.keep_last :]
         scored = [name for name in headers if headers[name]["score"] is not None]
         ranked = sorted(scored, key=lambda name: -headers[name]["score"])  # stable: earlier first

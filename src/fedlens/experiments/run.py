@@ -7,8 +7,7 @@ is finished there is nothing left to do.
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from fedlens.experiments.central import Central, Position
 from fedlens.experiments.checkpoint import Checkpoints
 from fedlens.experiments.config import Config, essence, run_name
 from fedlens.experiments.ledger import Ledger
+from fedlens.experiments.logs import logging_to
 from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest, listening
@@ -66,9 +66,10 @@ def _run(config: Config, folder: RunFolder) -> RunFolder:
     device = choose_device(config.device)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
+        log_file = logging.FileHandler(folder.log, encoding="utf-8")
     except OSError as error:
-        raise FedlensError(f"Cannot make {folder.path} ({error.strerror}).") from error
-    with folder.lock(), _logging_to(folder.log), listening() as stop:
+        raise FedlensError(f"Cannot write to {folder.path} ({error.strerror}).") from error
+    with logging_to(log_file), folder.lock(), listening() as stop:
         try:
             clear_partials(folder.path)
             folder.forget_failure()
@@ -92,6 +93,9 @@ def _in_words(error: Exception, folder: RunFolder) -> Exception:
     if isinstance(error, torch.OutOfMemoryError):
         return FedlensError("The device is out of memory: set train.micro_batch, or a smaller "
                             "train.batch_size or evaluate.batch_size.")  # fmt: skip
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        reason = str(error).strip().splitlines()[0]
+        return FedlensError(f"The model could not be compiled ({reason}): use train.compile=false.")
     return error
 
 
@@ -124,17 +128,24 @@ def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopReq
     log.info("test accuracy %.2f %%", 100 * result["test"]["top1"])
 
 
-def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device) -> None:
-    """Adds this session to the manifest; refuses to go on with other data or weights."""
-    session = manifest.session(device)
-    signed = folder.manifest or {
-        "name": folder.name,
+def _what(config: Config) -> dict[str, Any]:
+    """What every record names, so that no number is taken for another world's."""
+    return {
         "experiment": config.experiment,
         "data": config.data.name,
         "backbone": config.backbone.name,
         "resolution": config.backbone.resolution,
         "pretrained": config.backbone.pretrained,
         "seed": config.seed,
+    }
+
+
+def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device) -> None:
+    """Adds this session to the manifest; refuses to go on with other data or weights."""
+    session = manifest.session(device)
+    signed = folder.manifest or {
+        "name": folder.name,
+        **_what(config),
         "inputs": parts.inputs,
         "sessions": [],
     }
@@ -172,12 +183,7 @@ def _conclude(
         folder.write("choice", asdict(choice))
     records = {record["epoch"]: record for record in folder.journal("metrics").read()}
     return {
-        "experiment": config.experiment,
-        "data": config.data.name,
-        "backbone": config.backbone.name,
-        "resolution": config.backbone.resolution,
-        "pretrained": config.backbone.pretrained,
-        "seed": config.seed,
+        **_what(config),
         "choice": asdict(choice),
         "epochs": position.epoch,
         "validation": records[epoch].get("validation"),
@@ -200,17 +206,3 @@ def choose_device(name: str) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     return torch.device(name)
-
-
-@contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(message)s"))
-    logger = logging.getLogger("fedlens")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
