@@ -176,7 +176,8 @@ def _conclude(
         epoch = position.best_epoch
     choice = Choice(
         parameters=params.digest(snapshot.learned(parts.model)),
-        chosen_on="validation" if by_validation else "last",
+        # An early stop on validation is a choice too, even of the last parameters.
+        chosen_on="validation" if by_validation or config.train.early_stopping else "last",
         unit=epoch,
     )
     if parts.test.opened is None:  # else a second choice is refused when the split is opened
