@@ -14,7 +14,7 @@ from rich.table import Table
 from fedlens.errors import FedlensError, suggest
 from fedlens.experiments.logs import logging_to
 from fedlens.experiments.records import RunFolder, find_run, runs
-from fedlens.experiments.signals import Interrupted
+from fedlens.experiments.signals import Interrupted, StopRequest
 
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 INTERRUPTED = 75  # EX_TEMPFAIL: run the resume command and it goes on
@@ -195,7 +195,7 @@ def weights_fetch(backbone: Backbone) -> None:
     from fedlens.experiments.build import weights_file
     from fedlens.experiments.config import BackboneConfig
 
-    out.print(str(weights_file(BackboneConfig(name=backbone))), soft_wrap=True)
+    out.print(str(weights_file(BackboneConfig(name=backbone), StopRequest())), soft_wrap=True)
 
 
 @weights_app.command("verify")
@@ -209,7 +209,8 @@ def weights_verify(
     from fedlens.experiments.config import BackboneConfig
     from fedlens.models import backbones, weights
 
-    path = weights_file(BackboneConfig(name=backbone, weights=str(file) if file else None))
+    wanted = BackboneConfig(name=backbone, weights=str(file) if file else None)
+    path = weights_file(wanted, StopRequest())
     loaded = weights.verify(backbones.find(backbone), path, expected_sha256=sha256)
     out.print(f"ok       {loaded.path}\nsha256   {loaded.sha256}", soft_wrap=True)
 

@@ -105,11 +105,7 @@ def build(
     }
 
     def extract(seen: Images, split: str, per_class: int | None) -> torch.Tensor:
-        with bar(f"features of the {split} images") as show:
-
-            def progress(done: int, total: int) -> None:
-                show(done, total)
-                stop.check()
+        with bar(f"features of the {split} images", stop) as progress:
 
             def forward(pixels: torch.Tensor) -> torch.Tensor:
                 with precision.autocast():
@@ -191,18 +187,12 @@ def closed_form_head(
     return heads.scaled(head, temperature), facts
 
 
-def weights_file(config: BackboneConfig, stop: StopRequest | None = None) -> Path:
+def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
     """The file a backbone starts from: found, downloaded, or made by our own pretraining."""
     if config.name != "vit_pico" or config.weights:
         explicit = Path(config.weights) if config.weights else None
         return weights.find(backbones.find(config.name), explicit)
-    with bar("pretraining vit_pico, once") as show:
-
-        def progress(done: int, total: int) -> None:
-            show(done, total)
-            if stop:
-                stop.check()
-
+    with bar("pretraining vit_pico, once", stop) as progress:
         return pico_weights(progress=progress)
 
 

@@ -131,7 +131,7 @@ class Central:
         total = self.epochs * self.epoch_length
         stream = Stream(self.config.seed, ("central", position.epoch))
         batches = shuffled(len(self.parts.train), settings.batch_size, stream.draw("order"))
-        with bar(f"epoch {position.epoch + 1} of {self.epochs}") as show:
+        with bar(f"epoch {position.epoch + 1} of {self.epochs}", self.stop) as update:
             for index in batches[position.step :]:
                 began = time.monotonic()
                 done = position.epoch * self.epoch_length + position.step
@@ -142,8 +142,7 @@ class Central:
                 )  # fmt: skip
                 position.step += 1
                 position.epoch_seconds += time.monotonic() - began
-                show(position.step, self.epoch_length)
-                self.stop.check()
+                update(position.step, self.epoch_length)
                 if time.monotonic() - self.clock > 60 * self.config.checkpoint.minutes:
                     self._save()
         done = (position.epoch + 1) * self.epoch_length - 1

@@ -43,12 +43,7 @@ class Measure:
         return self._evaluate("test", self.parts.test_examples(self.parts.test.open(choice)))
 
     def _evaluate(self, title: str, examples: Examples) -> Evaluation:
-        with bar(title) as show:
-
-            def progress(done: int, total: int) -> None:
-                show(done, total)
-                self.stop.check()
-
+        with bar(title, self.stop) as progress:
             return evaluate(
                 self.model,
                 examples,

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedlens.experiments.signals import StopRequest
+
 Update = Callable[[int, int], None]
 
 EVERY = 15.0  # seconds between two lines in a file
@@ -16,8 +18,19 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Update]:
-    """Yields `update(done, total)`."""
+def bar(title: str, stop: StopRequest) -> Iterator[Update]:
+    """Yields `update(done, total)`: it shows progress, and lets a stop request come through."""
+    with _shown(title) as show:
+
+        def update(done: int, total: int) -> None:
+            show(done, total)
+            stop.check()
+
+        yield update
+
+
+@contextmanager
+def _shown(title: str) -> Iterator[Update]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(title)
