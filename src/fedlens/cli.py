@@ -84,6 +84,39 @@ def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> No
 
 
 @app.command()
+def suite(
+    which: Annotated[
+        str | None,
+        typer.Argument(metavar="[SUITE]", help="Its name, or a YAML file; without it, list all."),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run a table of runs; what is finished is skipped, what was interrupted goes on.
+
+    Example: `fedlens suite heterogeneity train=head augment=none backbone=vit_tiny`
+    """
+    from fedlens.experiments import suite as table
+
+    if which is None:
+        for entry in table.suites():
+            out.print(f"[bold]{entry.name}[/bold]")
+            out.print(entry.documentation + "\n", **PLAIN)
+        return
+    cells = table.find(which).cells(overrides or [])
+    from fedlens.experiments.run import start
+    from fedlens.reporting.console import suite_table
+
+    outcomes = []
+    for outcome in table.play(cells, start):
+        outcomes.append(outcome)
+        if outcome.folder:
+            _draw(outcome.folder)
+    out.print(suite_table(outcomes))
+    if failed := [outcome for outcome in outcomes if outcome.failure]:
+        raise FedlensError(f"{len(failed)} of {len(outcomes)} runs failed; the others are whole.")
+
+
+@app.command()
 def ls(root: Root = RUNS) -> None:
     """List runs with their state and headline metrics."""
     from fedlens.reporting.console import runs_table
@@ -157,6 +190,34 @@ def data_verify(name: DataName = "cifar100", root: DataRoot = None) -> None:
         raise FedlensError("CIFAR-100 is not whole here: run `fedlens data fetch`.")
 
 
+@data_app.command("partition")
+def data_partition(
+    experiment: Annotated[str, typer.Argument(help="A federated experiment.")],
+    overrides: Overrides = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw it to this file (png, svg or pdf).")
+    ] = None,
+) -> None:
+    """Show how an experiment spreads its data over the clients, without running it.
+
+    Example: `fedlens data partition fedavg_noniid partition.classes_per_client=5 --figure p.png`
+    """
+    from fedlens.experiments.compose import compose
+
+    config = compose(experiment, overrides or [])
+    if config.federated.clients is None:
+        raise FedlensError(f"{experiment} has no clients: set federated.clients.")
+    from fedlens.experiments.build import partition_record
+    from fedlens.reporting.console import partition_table
+    from fedlens.reporting.figures import partition_figure
+
+    record = partition_record(config)
+    out.print(partition_table(record))
+    if figure:
+        partition_figure(record, figure)
+        out.print(f"drawn to {figure}", soft_wrap=True)
+
+
 @data_app.command("describe")
 def data_describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
     """Say what a dataset holds; the test images stay unread."""
@@ -226,7 +287,16 @@ def _dataset_name(name: str) -> str:
 def _finished(folder: RunFolder) -> None:
     from fedlens.reporting.console import run_page
 
+    _draw(folder)
     out.print(run_page(folder))
+
+
+def _draw(folder: RunFolder) -> None:
+    """The picture of who holds what, beside the record it is made from."""
+    if (record := folder.partition) is not None:
+        from fedlens.reporting.figures import partition_figure
+
+        partition_figure(record, folder.path / "partition.png")
 
 
 def main() -> None:

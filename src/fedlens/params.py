@@ -18,6 +18,24 @@ def digest(params: Params) -> str:
     return total.hexdigest()
 
 
+def copy(params: Params) -> dict[str, torch.Tensor]:
+    """The same values in memory of their own, without gradients."""
+    return {name: value.detach().clone() for name, value in params.items()}
+
+
+def zeros_like(params: Params, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(value, dtype=dtype) for name, value in params.items()}
+
+
+def assign(target: Params, source: Params) -> None:
+    """Writes the values of `source` into the tensors of `target`; they must match by name."""
+    if fault := mismatch(target, source):
+        raise ValueError(fault)
+    with torch.no_grad():
+        for name, value in target.items():
+            value.copy_(source[name])
+
+
 def mismatch(expected: Params, given: Params) -> str | None:
     """What keeps `given` from standing in for `expected`, in words; None if nothing does."""
     faults = []

@@ -3,7 +3,7 @@
 No per-sample Python and no copies of subsets: a client's or a split's examples are an index.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -45,6 +45,9 @@ class ImageExamples:
     def __len__(self) -> int:
         return len(self.images) if self.index is None else len(self.index)
 
+    def to(self, device: torch.device) -> "ImageExamples":
+        return replace(self, images=self.images.to(device))
+
     @cached_property
     def labels(self) -> torch.Tensor:
         return self.images.labels[self._within_images(torch.arange(len(self)))]
@@ -71,6 +74,9 @@ class FeatureExamples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def to(self, device: torch.device) -> "FeatureExamples":
+        return FeatureExamples(self.features.to(device), self.labels.to(device))
 
     def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
         del draw

@@ -7,6 +7,7 @@ head alone; the loops above do not notice.
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,24 @@ from fedlens.data.augment import Augmentation
 from fedlens.data.batches import FeatureExamples, ImageExamples, Pipeline
 from fedlens.data.features import features
 from fedlens.data.images import Dataset, Examples, Images
+from fedlens.data.partition import Partition, partition
+from fedlens.data.partition_statistics import LISTED, histogram, statistics
 from fedlens.data.splits import Choice, SealedTest, stratified
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import BackboneConfig, Config, DataConfig, HeadConfig, trained_part
+from fedlens.experiments.closed_form import closed_form_head
+from fedlens.experiments.config import (
+    BackboneConfig,
+    Config,
+    DataConfig,
+    PartitionConfig,
+    trained_part,
+)
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
+from fedlens.federated.client import LocalRules
 from fedlens.models import backbones, heads, weights
 from fedlens.models.classifier import Classifier
+from fedlens.training.local import StepRules
 from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
 from fedlens.training.pretrain import pico_weights
@@ -39,6 +51,7 @@ class Parts:
 
     model: Classifier
     train: Examples
+    partition: Partition | None  # of `train` over the clients, where there are any
     validation: Examples | None
     test: SealedTest
     test_examples: Callable[[Images], Examples]
@@ -47,6 +60,17 @@ class Parts:
     closed_form: bool  # the head was computed, not initialised
     inputs: dict[str, Any]  # hashes of what went in: a resumed run must find the same
     facts: dict[str, Any]  # what was found out on the way, for the records
+
+    @cached_property
+    def held_classes(self) -> torch.Tensor:
+        """[K, C]: how many examples of each class each client holds."""
+        assert self.partition is not None
+        return histogram(self.partition, self.train.labels.cpu(), self.classes)
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is left to train."""
+        return any(value.requires_grad for value in self.model.parameters())
 
 
 def resolved(config: Config) -> Config:
@@ -61,29 +85,14 @@ def build(
     config: Config, device: torch.device, stop: StopRequest, *, opened: Choice | None = None
 ) -> Parts:
     """`opened` is the choice an earlier session of the same run opened the test split for."""
-    mode, blocks = trained_part(config.train.what)
     precision = choose_precision(config.train.precision, device)
-    row = backbones.find(config.backbone.name)
-    resolution = config.backbone.resolution or row.resolution
-    backbone = backbones.create(row, resolution=resolution, seed=config.seed)
-    _choose_trained(backbone, mode, blocks, config.backbone.freeze_blocks)
     data = dataset(config.data)
-    weights_hash = None
-    if config.backbone.pretrained:
-        path = weights_file(config.backbone, stop)
-        expected = config.backbone.sha256
-        weights_hash = weights.load(backbone, row, path, expected_sha256=expected).sha256
-    backbone.to(device).eval()  # batch statistics, where a backbone has them, stay as pretrained
-
-    images = data.load_train().limited(config.data.train_per_class)
-    kept, held_out = stratified(images.labels, config.data.validation, config.seed)
-    if config.data.validation and not len(held_out):
-        raise FedlensError(
-            f"data.validation={config.data.validation} of {len(images)} images is none at all: "
-            "choose a larger fraction."
-        )
+    images, kept, held_out = training_images(config, data)
+    shards = partition_of(config, images.labels[kept])
     images = images.to(device)
-    classes = len(data.classes)
+    backbone, weights_hash = _backbone(config, device, stop)
+    classes, row = len(data.classes), backbones.find(config.backbone.name)
+    resolution = config.backbone.resolution or row.resolution
     log.info(
         "%s: %d training and %d validation images of %d classes; backbone %s at %d px on %s",
         data.name, len(kept), len(held_out), classes, row.name, resolution, device,
@@ -91,57 +100,34 @@ def build(
 
     inputs = {"data": data.digest, "weights": weights_hash}
     plain = Pipeline(resolution, row.mean, row.std)
-    augmentation = Augmentation(**asdict(config.augment))
-    key = {
-        **inputs,
-        "backbone": row.name,
-        "parameters": params.digest(backbone.state_dict()),
-        "resolution": resolution,
-        "normalisation": [row.mean, row.std],
-        "precision": precision.name,
-        "device": device.type,
-        "threads": torch.get_num_threads(),  # another number, other last bits
-        "torch": torch.__version__,
-    }
-
-    def extract(seen: Images, split: str, per_class: int | None) -> torch.Tensor:
-        with bar(f"features of the {split} images", stop) as progress:
-
-            def forward(pixels: torch.Tensor) -> torch.Tensor:
-                with precision.autocast():
-                    found: torch.Tensor = backbone(pixels)
-                return found
-
-            which = {**key, "split": split, "per_class": per_class}
-            examples = ImageExamples(seen, None, plain)
-            return features(examples, forward, key=which, progress=progress).to(device)
-
-    on_features = mode == "head" and not augmentation.active
+    augmented = replace(plain, augmentation=Augmentation(**asdict(config.augment)))
+    extractor = Extractor(backbone, row, plain, precision, device, inputs, stop)
+    mode, _ = trained_part(config.train.what)
+    on_features = mode == "head" and not augmented.augmentation.active
     closed_form = config.head.name != "linear"
-    train: Examples = ImageExamples(
-        images, kept, Pipeline(resolution, row.mean, row.std, augmentation)
-    )
+    train: Examples = ImageExamples(images, kept, augmented)
     validation: Examples = ImageExamples(images, held_out, plain)
     facts: dict[str, Any] = {}
     head = heads.linear(backbones.width(backbone), classes, config.seed)
     if on_features or closed_form:
-        found = extract(images, "train", config.data.train_per_class)
+        found = extractor(images, "train", config.data.train_per_class)
         known, unknown = (FeatureExamples(found[i], images.labels[i]) for i in (kept, held_out))
         if closed_form:
-            head, facts = closed_form_head(config.head, known, unknown, classes)
+            head, facts = closed_form_head(config.head, known, unknown, classes, shards)
         if on_features:
             train, validation = known, unknown
     head.to(device).requires_grad_(not config.head.freeze)
 
     def test_examples(seen: Images) -> Examples:
         if on_features:
-            found = extract(seen, "test", config.data.test_per_class)
+            found = extractor(seen, "test", config.data.test_per_class)
             return FeatureExamples(found, seen.labels)
         return ImageExamples(seen, None, plain)
 
     return Parts(
         model=Classifier(nn.Identity() if on_features else backbone, head),
         train=train,
+        partition=shards,
         validation=validation if len(held_out) else None,
         test=SealedTest(
             lambda: data.load_test().limited(config.data.test_per_class).to(device),
@@ -163,28 +149,61 @@ def dataset(config: DataConfig) -> Dataset:
     return cifar.dataset(Path(config.root).expanduser() if config.root else None)
 
 
-def closed_form_head(
-    config: HeadConfig, train: FeatureExamples, validation: FeatureExamples, classes: int
-) -> tuple[nn.Linear, dict[str, Any]]:
-    """Ridge or class means from the training features; λ and temperature from validation."""
-    stats = heads.Statistics.of(train.features, train.labels, classes)
-    facts: dict[str, Any] = {}
-    if config.name == "class_means":
-        head = heads.class_means(stats)
-    elif config.ridge_lambda is None:
-        head, facts["ridge_lambda"] = heads.choose_ridge(
-            stats, validation.features, validation.labels
+def training_images(config: Config, data: Dataset) -> tuple[Images, torch.Tensor, torch.Tensor]:
+    """The training images, and which of them are trained on and which held out for validation."""
+    images = data.load_train().limited(config.data.train_per_class)
+    kept, held_out = stratified(images.labels, config.data.validation, config.seed)
+    if config.data.validation and not len(held_out):
+        raise FedlensError(
+            f"data.validation={config.data.validation} of {len(images)} images is none at all: "
+            "choose a larger fraction."
         )
-    else:
-        head, facts["ridge_lambda"] = heads.ridge(stats, config.ridge_lambda), config.ridge_lambda
-    temperature = config.temperature
-    if temperature is None:
-        with torch.no_grad():
-            logits = head.to(validation.features.device)(validation.features)
-        temperature = heads.temperature(logits, validation.labels)
-    facts["temperature"] = temperature
-    log.info("%s head in closed form: %s", config.name, facts)
-    return heads.scaled(head, temperature), facts
+    return images, kept, held_out
+
+
+def partition_of(config: Config, labels: torch.Tensor) -> Partition | None:
+    """Who holds which of the training examples; None where there are no clients."""
+    if config.federated.clients is None:
+        return None
+    keys = asdict(config.partition)
+    return partition(labels.cpu(), config.federated.clients, seed=config.seed, **keys)
+
+
+def partition_record(config: Config) -> dict[str, Any]:
+    """Who would hold what, without a model."""
+    data = dataset(config.data)
+    images, kept, _ = training_images(config, data)
+    labels = images.labels[kept]
+    shards = partition_of(config, labels)
+    assert shards is not None
+    return described(config.partition, histogram(shards, labels, len(data.classes)))
+
+
+def described(config: PartitionConfig, held: torch.Tensor) -> dict[str, Any]:
+    """A partition for the records: statistics, and counts by class where clients are not many."""
+    few = {"histogram": held.tolist()} if len(held) <= LISTED else {}
+    return {**asdict(config), "statistics": statistics(held), **few}
+
+
+def step_rules(config: Config, precision: Precision) -> StepRules:
+    return StepRules(
+        precision=precision,
+        label_smoothing=config.train.label_smoothing,
+        dropout=config.head.dropout,
+        clip_norm=config.train.clip_norm,
+        micro_batch=config.train.micro_batch,
+    )
+
+
+def local_rules(config: Config, precision: Precision) -> LocalRules:
+    return LocalRules(
+        step=step_rules(config, precision.for_clients()),
+        batch_size=config.train.batch_size,
+        momentum=config.train.momentum,
+        weight_decay=config.train.weight_decay,
+        nesterov=config.train.nesterov,
+        proximal=config.algorithm.proximal,
+    )
 
 
 def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
@@ -196,10 +215,59 @@ def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
         return pico_weights(progress=progress)
 
 
-def _choose_trained(backbone: nn.Module, mode: str, blocks: int, frozen: int) -> None:
+@dataclass(frozen=True)
+class Extractor:
+    """Features of whole splits, through the disk cache."""
+
+    backbone: nn.Module
+    row: backbones.Backbone
+    pipeline: Pipeline
+    precision: Precision
+    device: torch.device
+    inputs: dict[str, Any]
+    stop: StopRequest
+
+    def __call__(self, seen: Images, split: str, per_class: int | None) -> torch.Tensor:
+        key = {
+            **self.inputs,
+            "backbone": self.row.name,
+            "parameters": params.digest(self.backbone.state_dict()),
+            "resolution": self.pipeline.resolution,
+            "normalisation": [self.row.mean, self.row.std],
+            "precision": self.precision.name,
+            "device": self.device.type,
+            "threads": torch.get_num_threads(),  # another number, other last bits
+            "torch": torch.__version__,
+            "split": split,
+            "per_class": per_class,
+        }
+        examples = ImageExamples(seen, None, self.pipeline)
+        with bar(f"features of the {split} images", self.stop) as progress:
+            return features(examples, self._forward, key=key, progress=progress).to(self.device)
+
+    def _forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        with self.precision.autocast():
+            found: torch.Tensor = self.backbone(pixels)
+        return found
+
+
+def _backbone(
+    config: Config, device: torch.device, stop: StopRequest
+) -> tuple[nn.Module, str | None]:
+    """The backbone with its weights, and their hash; what is not to be trained is frozen."""
+    wanted, (mode, blocks) = config.backbone, trained_part(config.train.what)
+    row = backbones.find(wanted.name)
+    resolution = wanted.resolution or row.resolution
+    backbone = backbones.create(row, resolution=resolution, seed=config.seed)
     if mode == "head":
         backbone.requires_grad_(False)
     elif mode == "last_blocks":
         backbones.last_blocks(backbone, blocks)
-    elif frozen:
-        backbones.freeze_blocks(backbone, frozen)
+    elif wanted.freeze_blocks:
+        backbones.freeze_blocks(backbone, wanted.freeze_blocks)
+    digest = None
+    if wanted.pretrained:
+        path = weights_file(wanted, stop)
+        digest = weights.load(backbone, row, path, expected_sha256=wanted.sha256).sha256
+    backbone.to(device).eval()  # batch statistics, where a backbone has them, stay as pretrained
+    return backbone, digest

@@ -101,6 +101,10 @@ class Checkpoints:
         scores = sorted(h["score"] for h in self._headers().values() if h["score"] is not None)
         return len(scores) < self.keep_best or score > scores[-self.keep_best]
 
+    def states(self) -> list[dict[str, Any]]:
+        """What the checkpoints at hand remember besides tensors."""
+        return [header["state"] for header in self._headers().values()]
+
     def names(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{STATE}"))
 

@@ -34,19 +34,22 @@ def experiments() -> list[Experiment]:
     found = []
     for name in options("experiment"):
         text = files(CONFIGS).joinpath("experiment", f"{name}.yaml").read_text(encoding="utf-8")
-        header = [line for line in text.splitlines() if line.startswith("#")]
-        lines = [
-            line.removeprefix("#").removeprefix(" ") for line in header if "@package" not in line
-        ]
-        found.append(Experiment(name, "\n".join(lines)))
+        found.append(Experiment(name, header(text)))
     return found
 
 
+def header(text: str) -> str:
+    """What the comments at the head of a YAML file say."""
+    lines = [line for line in text.splitlines() if line.startswith("#") and "@package" not in line]
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+
+
 def groups() -> list[str]:
+    """The folders one option is chosen from; a suite is not part of a config."""
     return sorted(
         entry.name
         for entry in files(CONFIGS).iterdir()
-        if entry.is_dir() and not entry.name.startswith("_")
+        if entry.is_dir() and not entry.name.startswith("_") and entry.name != "suite"
     )
 
 
@@ -102,7 +105,7 @@ def amend(config: Config, overrides: list[str]) -> Config:
                 f"{', '.join(MOVABLE)}): use `fedlens run` for another run."
             )
     checked = [part for override in overrides for part in _checked(override)]
-    changes = [re.sub("^tracker=", "tracker.name=", part) for part in checked]
+    changes = [re.sub("^(tracker|engine)=", r"\1.name=", part) for part in checked]
     try:
         merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(changes))
         assert isinstance(merged, DictConfig)

@@ -19,6 +19,10 @@ DATASETS = ("cifar100", "synthetic")
 HEADS = ("linear", "ridge", "class_means")
 PRECISIONS = ("fp32", "amp")
 TRACKERS = ("none", "tensorboard", "wandb")
+PARTITIONS = ("iid", "classes", "dirichlet", "quantity")
+AGGREGATORS = ("mean", "clipped_mean", "normalised_mean", "median", "trimmed_mean")
+SERVERS = ("average", "momentum", "adam", "yogi")
+ENGINES = ("serial", "parallel", "auto")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -78,8 +82,52 @@ class TrainConfig:
 
 
 @dataclass
+class PartitionConfig:
+    name: str = "iid"  # iid | classes | dirichlet | quantity
+    classes_per_client: int = 10  # of classes
+    alpha: float = 0.3  # of dirichlet: the smaller, the fewer classes a client has
+    sigma: float = 1.0  # of quantity: the spread of log sizes
+    min_size: int = 1  # of dirichlet and quantity: examples every client has at least
+
+
+@dataclass
+class FederatedConfig:
+    clients: int | None = None  # null: no clients, central training on pooled data
+    participation: float = 0.1  # of the clients, in each round
+    local_steps: int = 4
+    fewest_local_steps: int | None = None  # stragglers: steps are drawn from here to local_steps
+    rounds: int | str = "auto"  # auto: as many as keep local_steps × rounds at the budget
+    local_step_budget: int = 2000
+    dropout: float = 0.0  # probability that a sampled client does not answer
+    fail_on_bad_update: bool = False  # else it is left out, counted and logged
+
+
+@dataclass
+class AlgorithmConfig:
+    name: str = "fedavg"
+    proximal: float = 0.0  # μ of FedProx
+    scaffold: bool = False  # control variates
+    aggregator: str = "mean"  # mean | clipped_mean | normalised_mean | median | trimmed_mean
+    trim: float = 0.1  # of trimmed_mean: share of clients cut off at each end
+    clip_norm: float = 1.0  # of clipped_mean
+    server: str = "average"  # average | momentum | adam | yogi
+    server_lr: float = 1.0
+    server_momentum: float = 0.9  # of momentum; β₁ of adam and yogi
+    server_beta2: float = 0.99  # of adam and yogi
+    server_tau: float = 1e-3  # of adam and yogi: the smaller, the more adaptive
+
+
+@dataclass
+class EngineConfig:
+    name: str = "serial"  # serial | parallel | auto
+    workers: int | None = None  # of parallel; null: one per GPU, or one per core
+    threads_per_client: int | None = None  # null: all of `threads` if serial, 1 if parallel
+    vectorise: bool = True  # serial: heads on cached features train as one batched product
+
+
+@dataclass
 class EvaluateConfig:
-    every: int = 1  # epochs
+    every: int = 1  # epochs or rounds
     batch_size: int = 256
     select: str = "best"  # which parameters meet the test split: best on validation, or last
     test_curve: bool = False
@@ -87,8 +135,8 @@ class EvaluateConfig:
 
 @dataclass
 class CheckpointConfig:
-    every: int = 1  # epochs
-    minutes: float = 10.0  # and within an epoch after so many minutes
+    every: int = 1  # epochs or rounds
+    minutes: float = 10.0  # and after so many minutes, within an epoch or between rounds
     keep_best: int = 1
     keep_last: int = 2
 
@@ -117,6 +165,10 @@ class Config:
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    federated: FederatedConfig = field(default_factory=FederatedConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -124,7 +176,7 @@ class Config:
 
 
 # Keys that say where and how to run, not what to learn: they do not make it another run.
-CIRCUMSTANCES = ("device", "threads", "tracker", "run", "data.root", "checkpoint")
+CIRCUMSTANCES = ("device", "threads", "engine", "tracker", "run", "data.root", "checkpoint")
 
 
 def keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
@@ -164,10 +216,37 @@ def run_name(config: Config) -> str:
         config.data.name + subset,
         config.backbone.name.replace(":", "-") + resolution + scratch,
         f"{config.head.name}-{config.train.what.replace(':', '')}",
+        *_federation(config),
         f"s{config.seed}",
         hashlib.sha256(text.encode()).hexdigest()[:8],
     ]
     return "_".join(parts)
+
+
+def _federation(config: Config) -> list[str]:
+    """The words of a run's name that say how it is federated."""
+    if config.federated.clients is None:
+        return []
+    partition = config.partition
+    detail = {
+        "classes": partition.classes_per_client,
+        "dirichlet": partition.alpha,
+        "quantity": partition.sigma,
+    }.get(partition.name, "")
+    return [f"{partition.name}{detail}", f"{config.algorithm.name}-J{config.federated.local_steps}"]
+
+
+def unit(config: Config) -> str:
+    """What the run counts: a federated one rounds, a central one epochs."""
+    return "epoch" if config.federated.clients is None else "round"
+
+
+def rounds(config: Config) -> int:
+    """As told, or as many as spend the budget of local steps."""
+    told = config.federated.rounds
+    if isinstance(told, int):
+        return told
+    return -(-config.federated.local_step_budget // config.federated.local_steps)
 
 
 def trained_part(what: str) -> tuple[str, int]:
@@ -190,6 +269,10 @@ def validate(config: Config) -> None:
         ("tracker", config.tracker.name, TRACKERS),
         ("tracker.mode", config.tracker.mode, ("online", "offline")),
         ("evaluate.select", config.evaluate.select, ("best", "last")),
+        ("partition", config.partition.name, PARTITIONS),
+        ("algorithm.aggregator", config.algorithm.aggregator, AGGREGATORS),
+        ("algorithm.server", config.algorithm.server, SERVERS),
+        ("engine", config.engine.name, ENGINES),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
         if value not in options:
@@ -265,9 +348,44 @@ def validate(config: Config) -> None:
         (config.checkpoint.minutes > 0, "checkpoint.minutes must be positive"),
         (config.checkpoint.keep_best > 0, "checkpoint.keep_best must be at least 1"),
         (config.checkpoint.keep_last > 0, "checkpoint.keep_last must be at least 1"),
+        *_federated_checks(config),
     ]:
         if not fine:
             raise FedlensError(f"{complaint}.")
+
+
+def _federated_checks(config: Config) -> list[tuple[bool, str]]:
+    federated, partition, algorithm = config.federated, config.partition, config.algorithm
+    engine, told = config.engine, config.federated.rounds
+    fewest = federated.fewest_local_steps
+    return [
+        (_positive(federated.clients), "federated.clients must be at least 1"),
+        (0 < federated.participation <= 1, "federated.participation must lie in (0, 1]"),
+        (federated.local_steps > 0, "federated.local_steps must be at least 1"),
+        (
+            fewest is None or 1 <= fewest <= federated.local_steps,
+            "federated.fewest_local_steps must lie between 1 and federated.local_steps",
+        ),
+        (
+            told == "auto" or (isinstance(told, int) and told >= 0),
+            f"federated.rounds={told} must be auto, or 0 or more",
+        ),
+        (federated.local_step_budget > 0, "federated.local_step_budget must be at least 1"),
+        (0 <= federated.dropout < 1, "federated.dropout must lie in [0, 1)"),
+        (partition.classes_per_client > 0, "partition.classes_per_client must be at least 1"),
+        (0 < partition.alpha < math.inf, "partition.alpha must be positive and finite"),
+        (0 <= partition.sigma < math.inf, "partition.sigma must be 0 or more, and finite"),
+        (partition.min_size > 0, "partition.min_size must be at least 1"),
+        (algorithm.proximal >= 0, "algorithm.proximal must not be negative"),
+        (0 <= algorithm.trim < 0.5, "algorithm.trim must lie in [0, 0.5)"),
+        (algorithm.clip_norm > 0, "algorithm.clip_norm must be positive"),
+        (0 < algorithm.server_lr < math.inf, "algorithm.server_lr must be positive and finite"),
+        (0 <= algorithm.server_momentum < 1, "algorithm.server_momentum must lie in [0, 1)"),
+        (0 <= algorithm.server_beta2 < 1, "algorithm.server_beta2 must lie in [0, 1)"),
+        (algorithm.server_tau > 0, "algorithm.server_tau must be positive"),
+        (_positive(engine.workers), "engine.workers must be at least 1"),
+        (_positive(engine.threads_per_client), "engine.threads_per_client must be at least 1"),
+    ]
 
 
 def _positive(value: float | None) -> bool:

@@ -35,10 +35,29 @@ def _shown(title: str) -> Iterator[Update]:
     if not console.is_terminal:
         yield _lines(title)
         return
+    with _display(console) as progress:
+        task = progress.add_task(title, total=None)
+        try:
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        finally:
+            progress.remove_task(task)
+
+
+_live: list[Progress] = []  # a terminal has one display: bars within bars are lines of it
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Progress]:
+    if _live:
+        yield _live[0]
+        return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        _live.append(progress)
+        try:
+            yield progress
+        finally:
+            _live.clear()
 
 
 def _lines(title: str) -> Update:

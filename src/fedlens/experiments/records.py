@@ -1,9 +1,9 @@
 """A run is a folder, and the folder is all that is known of it.
 
 config.yaml  manifest.json  metrics.jsonl  test_curve.jsonl  timings.jsonl  log.txt  checkpoints/
-choice.json  result.json, and failure.json where the last session failed. The three journals are
-append-only; what the clock says goes to timings.jsonl, so that metrics.jsonl is equal byte for byte
-however often a run was interrupted. No torch.
+choice.json  result.json; partition.json where there are clients, and failure.json where the last
+session failed. The three journals are append-only; what the clock says goes to timings.jsonl, so
+that metrics.jsonl is equal byte for byte however often a run was interrupted. No torch.
 """
 
 import json
@@ -86,6 +86,11 @@ class RunFolder:
     @property
     def manifest(self) -> dict[str, Any] | None:
         return self._json("manifest.json")
+
+    @property
+    def partition(self) -> dict[str, Any] | None:
+        """Who holds what, in a federated run."""
+        return self._json("partition.json")
 
     @property
     def choice(self) -> dict[str, Any] | None:

@@ -7,8 +7,10 @@ is finished there is nothing left to do.
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,23 @@ from fedlens import params
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
 from fedlens.experiments import compose, manifest, snapshot
-from fedlens.experiments.build import Parts, build, resolved
-from fedlens.experiments.central import Central, Position
+from fedlens.experiments.build import Parts, build, described, resolved
+from fedlens.experiments.central import Central
 from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.config import Config, essence, run_name
+from fedlens.experiments.config import Config, essence, rounds, run_name, unit
+from fedlens.experiments.engine import choose_engine
+from fedlens.experiments.federation import Federation
 from fedlens.experiments.ledger import Ledger
 from fedlens.experiments.logs import logging_to
+from fedlens.experiments.loop import Loop, Position
 from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest, listening
 from fedlens.experiments.tracking import open_tracker
+from fedlens.federated.observe import client_accuracy
 from fedlens.files import clear_partials, replacing
 from fedlens.memory import keep_large_blocks
+from fedlens.training.evaluate import Evaluation
 from fedlens.training.local import Model
 
 log = logging.getLogger(__name__)
@@ -45,13 +52,24 @@ def start(config: Config) -> RunFolder:
             raise FedlensError(
                 f"{folder.path} holds a run with another config: choose another run.name."
             )
-        config = replace(config, threads=config.threads or stored.threads)
+        config = _as_begun(config, stored)
     return _run(config, folder)
 
 
 def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
     """Continues a run from its folder alone; overrides may only say where and how it runs."""
     return _run(compose.amend(compose.load(folder.config), overrides or []), folder)
+
+
+def _as_begun(config: Config, stored: Config) -> Config:
+    """The number of threads decides the last bits, so what was not told anew is kept."""
+    engine = stored.engine if config.engine.name == "auto" else config.engine
+    each = config.engine.threads_per_client or stored.engine.threads_per_client
+    return replace(
+        config,
+        threads=config.threads or stored.threads,
+        engine=replace(engine, threads_per_client=each),
+    )
 
 
 def _without_weights(config: Config) -> Config:
@@ -105,8 +123,7 @@ def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopReq
     if config.threads:
         torch.set_num_threads(config.threads)
     config = replace(config, threads=torch.get_num_threads())
-    with replacing(folder.config) as temporary:
-        temporary.write_text(compose.to_yaml(config), encoding="utf-8")
+    _write_config(config, folder)
     log.info("run %s", folder.name)
 
     parts = build(config, device, stop, opened=Choice(**folder.choice) if folder.choice else None)
@@ -121,11 +138,48 @@ def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopReq
     with open_tracker(config.tracker.name, folder.path, project=config.tracker.project,
                       mode=config.tracker.mode, config=asdict(config)) as tracker:  # fmt: skip
         ledger = Ledger(folder, checkpoints)
-        position = Central(config, parts, model, measure, ledger, tracker, stop, began).run()
+        make_loop = partial(Loop, config, measure, ledger, tracker, began=began)
+        if parts.partition is None:
+            position = _train_centrally(config, parts, model, make_loop, stop)
+        else:
+            position = _train_federated(config, folder, parts, make_loop, stop)
         result = _conclude(config, folder, parts, measure, checkpoints, position)
         folder.write("result", result)
-        tracker.log(position.epoch, {"test/top1": result["test"]["top1"]})
+        tracker.log(position.done, {"test/top1": result["test"]["top1"]})
     log.info("test accuracy %.2f %%", 100 * result["test"]["top1"])
+
+
+def _train_centrally(
+    config: Config, parts: Parts, model: Model, make_loop: Callable[..., Loop], stop: StopRequest
+) -> Position:
+    epochs = config.train.epochs if parts.trains else 0
+    return Central(config, parts, model, make_loop(total=epochs), stop).run()
+
+
+def _train_federated(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    make_loop: Callable[..., Loop],
+    stop: StopRequest,
+) -> Position:
+    assert parts.partition is not None
+    folder.write("partition", described(config.partition, parts.held_classes))
+    loop = make_loop(
+        total=rounds(config) if parts.trains else 0, remarks=partial(_per_client, parts)
+    )
+    engine, settled = choose_engine(config, parts)
+    try:
+        _write_config(replace(config, engine=settled), folder)
+        memory = folder.path / "clients"
+        return Federation(config, parts, engine, loop, stop, memory).run()
+    finally:
+        engine.close()
+
+
+def _write_config(config: Config, folder: RunFolder) -> None:
+    with replacing(folder.config) as temporary:
+        temporary.write_text(compose.to_yaml(config), encoding="utf-8")
 
 
 def _what(config: Config) -> dict[str, Any]:
@@ -137,6 +191,17 @@ def _what(config: Config) -> dict[str, Any]:
         "resolution": config.backbone.resolution,
         "pretrained": config.backbone.pretrained,
         "seed": config.seed,
+        "unit": unit(config),  # what is counted: epochs or rounds
+        **(_federation(config) if config.federated.clients else {}),
+    }
+
+
+def _federation(config: Config) -> dict[str, Any]:
+    return {
+        "clients": config.federated.clients,
+        "partition": asdict(config.partition),
+        "algorithm": config.algorithm.name,
+        "local_steps": config.federated.local_steps,
     }
 
 
@@ -170,29 +235,39 @@ def _conclude(
 ) -> dict[str, Any]:
     """Fixes the choice, then opens the test split for it."""
     by_validation = config.evaluate.select == "best" and position.best is not None
-    epoch = position.epoch
+    chosen = position.done
     if by_validation and position.best:
         snapshot.put_back(checkpoints.load(position.best).tensors, parts.model)
-        epoch = position.best_epoch
+        chosen = position.best_unit
     choice = Choice(
         parameters=params.digest(snapshot.learned(parts.model)),
         # An early stop on validation is a choice too, even of the last parameters.
         chosen_on="validation" if by_validation or config.train.early_stopping else "last",
-        unit=epoch,
+        unit=chosen,
     )
     if parts.test.opened is None:  # else a second choice is refused when the split is opened
         folder.write("choice", asdict(choice))
-    records = {record["epoch"]: record for record in folder.journal("metrics").read()}
+    counted = unit(config)
+    records = {record[counted]: record for record in folder.journal("metrics").read()}
+    test = measure.test(choice)
     return {
         **_what(config),
         "choice": asdict(choice),
-        "epochs": position.epoch,
-        "validation": records[epoch].get("validation"),
-        "test": asdict(measure.test(choice)),
+        "units": position.done,
+        "validation": records[chosen].get("validation"),
+        "test": asdict(test),
+        **_per_client(parts, test),
         "facts": parts.facts,
         "seconds": round(position.seconds, 1),
         "finished": manifest.now(),
     }
+
+
+def _per_client(parts: Parts, found: Evaluation) -> dict[str, Any]:
+    """How the model serves the clients, where there are any."""
+    if parts.partition is None:
+        return {}
+    return {"per_client": client_accuracy(found.per_class, parts.held_classes)}
 
 
 def choose_device(name: str) -> torch.device:

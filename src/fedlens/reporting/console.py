@@ -1,6 +1,6 @@
 """Runs as tables in a terminal, from their records alone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -9,14 +9,16 @@ from rich.text import Text
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.records import RunFolder
+from fedlens.experiments.suite import Outcome
 
+SHOWN = 20  # lines of a learning curve
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 
 
 def runs_table(folders: Iterable[RunFolder]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "data", "backbone", "state", "epoch", "validation", "test"):
-        right = column in ("epoch", "validation", "test")
+    for column in ("run", "data", "backbone", "state", "done", "validation", "test"):
+        right = column in ("done", "validation", "test")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for folder in folders:
         try:
@@ -34,7 +36,9 @@ def _row(folder: RunFolder) -> list[RenderableType]:
         signed.get("data", "–"),
         _backbone(signed),
         Text(state, style=COLOURS[state]),
-        str(last.get("epoch", 0) if result is None else result["epochs"]),
+        _counted(
+            signed, last.get(signed.get("unit", ""), 0) if result is None else result["units"]
+        ),
         percent(last.get("validation")),
         percent(None if result is None else result["test"]),
     ]
@@ -52,13 +56,20 @@ def run_page(folder: RunFolder) -> RenderableType:
     if signed:
         facts.add_row("data", signed["data"])
         facts.add_row("backbone", _backbone(signed))
+        if "clients" in signed:
+            facts.add_row("federation", _federation(signed))
     if result:
         choice, test = result["choice"], result["test"]
         facts.add_row(
             "test", f"top-1 {percent(test)}, top-5 {test['top5']:.2%} of {test['count']} images"
         )
         facts.add_row("validation", f"top-1 {percent(result['validation'])}")
-        facts.add_row("chosen on", f"{choice['chosen_on']}, epoch {choice['unit']}")
+        facts.add_row("chosen on", f"{choice['chosen_on']}, {result['unit']} {choice['unit']}")
+        if served := result.get("per_client"):
+            facts.add_row(
+                "per client",
+                f"mean {served['mean']:.2%}, worst decile {served['worst_decile']:.2%}",
+            )
         facts.add_row("parameters", f"sha256 {choice['parameters'][:16]}…")
         facts.add_row("time", f"{result['seconds']:.0f} s")
         for name, value in result["facts"].items():
@@ -71,7 +82,32 @@ def run_page(folder: RunFolder) -> RenderableType:
         facts.add_row("device", f"{session['device']}, {session['threads']} threads")
     if state in ("interrupted", "failed"):
         facts.add_row("go on with", f"fedlens resume {folder.path}")
-    return Group(facts, Text(), _curve(folder))
+    return Group(facts, Text(), _curve(folder, (signed or {}).get("unit", "epoch")))
+
+
+def suite_table(outcomes: Sequence[Outcome]) -> Table:
+    """Test accuracy of every run, where it stands in its suite."""
+    columns = list(dict.fromkeys(outcome.cell.column for outcome in outcomes))
+    table = Table("test top-1", *(column or "accuracy" for column in columns), box=None)
+    for row in dict.fromkeys(outcome.cell.row for outcome in outcomes):
+        found = {o.cell.column: o for o in outcomes if o.cell.row == row}
+        table.add_row(row, *(_cell(found[column]) for column in columns))
+    return table
+
+
+def _cell(outcome: Outcome) -> RenderableType:
+    result = outcome.folder.result if outcome.folder else None
+    return percent(result["test"]) if result else Text("failed", style="red")
+
+
+def partition_table(record: Mapping[str, Any]) -> Table:
+    """Who holds what, in four lines."""
+    found = record["statistics"]
+    title = f"{record['name']}: {found['samples']} examples, {found['clients']} clients"
+    table = Table("", "min", "mean", "max", title=title, box=None)
+    for name, values in found["summary"].items():
+        table.add_row(name.replace("_", " "), *(f"{values[k]:.4g}" for k in ("min", "mean", "max")))
+    return table
 
 
 def percent(metrics: dict[str, Any] | None) -> str:
@@ -85,14 +121,37 @@ def _backbone(signed: dict[str, Any]) -> str:
     return f"{signed['backbone']} at {signed['resolution']} px{start}"
 
 
-def _curve(folder: RunFolder) -> Table:
+def _federation(signed: dict[str, Any]) -> str:
+    partition = signed["partition"]
+    detail = {
+        "classes": f", {partition['classes_per_client']} per client",
+        "dirichlet": f", alpha {partition['alpha']}",
+        "quantity": f", sigma {partition['sigma']}",
+    }.get(partition["name"], "")
+    return (
+        f"{signed['algorithm']}, {signed['clients']} clients, {signed['local_steps']} local steps, "
+        f"partition {partition['name']}{detail}"
+    )
+
+
+def _counted(signed: dict[str, Any], count: int) -> str:
+    return f"{count} {signed.get('unit', 'epoch')}{'' if count == 1 else 's'}"
+
+
+def _curve(folder: RunFolder, unit: str) -> Table:
+    """Every record of a short run; of a long one, some twenty of those that were evaluated."""
     table = Table(box=None, pad_edge=False)
-    for column in ("epoch", "lr", "train loss", "train acc.", "val. loss", "val. acc."):
+    for column in (unit, "lr", "train loss", "train acc.", "val. loss", "val. acc."):
         table.add_column(column, justify="right")
-    for record in folder.journal("metrics").read():
+    records = folder.journal("metrics").read()
+    if len(records) > SHOWN:
+        records = [record for record in records if "validation" in record] or records
+        stride = -(-len(records) // SHOWN)
+        records = records[::-1][::stride][::-1]
+    for record in records:
         train, validation = record.get("train"), record.get("validation")
         table.add_row(
-            str(record["epoch"]),
+            str(record[unit]),
             f"{record['lr']:.2e}" if "lr" in record else "–",
             f"{train['loss']:.3f}" if train else "–",
             f"{train['accuracy']:.2%}" if train else "–",

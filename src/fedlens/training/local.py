@@ -18,6 +18,19 @@ from fedlens.training.precision import Precision
 Model = Callable[..., torch.Tensor]  # a Classifier, or one compiled
 
 
+Adjust = Callable[[], None]  # changes the gradients of a step before it is taken
+
+
+class Diverged(FedlensError):
+    """The loss is no longer a number."""
+
+    def __init__(self, loss: float, step: int) -> None:
+        super().__init__(
+            f"The loss became {loss} at step {step}: lower train.lr, or set train.clip_norm; the "
+            "checkpoints written before are intact."
+        )
+
+
 @dataclass(frozen=True)
 class StepRules:
     """How a step is taken, whatever the batch."""
@@ -37,6 +50,12 @@ class Tally:
     correct: int = 0
     seen: int = 0
 
+    def __iadd__(self, other: "Tally") -> "Tally":
+        self.loss += other.loss
+        self.correct += other.correct
+        self.seen += other.seen
+        return self
+
     def metrics(self) -> dict[str, float]:
         return {"loss": self.loss / self.seen, "accuracy": self.correct / self.seen}
 
@@ -52,6 +71,7 @@ def local_step(
     stream: Stream,
     step: int,
     width: int,
+    adjust: Adjust | None = None,
 ) -> None:
     """Step `step` of a stretch: draw the batch at `index`, train on it, add to the tally.
 
@@ -63,12 +83,9 @@ def local_step(
     if rules.dropout:
         keep = dropout_mask(len(index), width, rules.dropout, stream.draw("dropout", step))
         keep = keep.to(inputs.device)
-    loss, correct = train_step(model, optimizer, inputs, labels, rules, keep)
+    loss, correct = train_step(model, optimizer, inputs, labels, rules, keep, adjust)
     if not math.isfinite(loss):
-        raise FedlensError(
-            f"The loss became {loss} at step {step} of {stream.ids}: lower train.lr, or set "
-            "train.clip_norm; the checkpoints written before are intact."
-        )
+        raise Diverged(loss, step)
     tally.loss += loss
     tally.correct += correct
     tally.seen += len(index)
@@ -81,6 +98,7 @@ def train_step(
     labels: torch.Tensor,
     rules: StepRules,
     keep: torch.Tensor | None = None,
+    adjust: Adjust | None = None,
 ) -> tuple[float, int]:
     """One optimizer step; returns the batch's summed loss and number correct.
 
@@ -104,6 +122,8 @@ def train_step(
         hits.append((logits.detach().argmax(1) == labels[part]).sum())
     if scaler:
         scaler.unscale_(optimizer)
+    if adjust:
+        adjust()
     if rules.clip_norm is not None:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         torch.nn.utils.clip_grad_norm_(trained, rules.clip_norm)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +34,13 @@ class Precision:
     device: str
     dtype: torch.dtype | None = None
     scaler: "torch.amp.GradScaler | None" = None
+
+    def for_clients(self) -> "Precision":
+        """Without memory of earlier steps: a client's loss scale is fixed, not found on the way."""
+        if self.scaler is None:
+            return self
+        fixed = torch.amp.GradScaler(self.device, init_scale=1024.0, growth_interval=2**31 - 1)
+        return replace(self, scaler=fixed)
 
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device, dtype=self.dtype) if self.dtype else nullcontext()

@@ -1,0 +1,64 @@
+"""Heads in closed form: statistics from whoever holds the data, free numbers from validation."""
+
+import logging
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlens.data.batches import FeatureExamples
+from fedlens.data.partition import Partition
+from fedlens.experiments.config import HeadConfig
+from fedlens.federated import wire
+from fedlens.models import heads
+
+log = logging.getLogger(__name__)
+
+
+def closed_form_head(
+    config: HeadConfig,
+    train: FeatureExamples,
+    validation: FeatureExamples,
+    classes: int,
+    partition: Partition | None = None,
+) -> tuple[nn.Linear, dict[str, Any]]:
+    """Ridge or class means; λ and temperature, where they are free, from validation.
+
+    With a partition every client sends the statistics of its shard and the server adds them up:
+    the head is that of the pooled data, whoever holds what.
+    """
+    facts: dict[str, Any] = {}
+    if partition is None:
+        stats = heads.Statistics.of(train.features, train.labels, classes)
+    else:
+        stats = federated_statistics(train, partition, classes)
+        facts["statistics_bytes_up"] = len(partition) * wire.size(vars(stats))
+    if config.name == "class_means":
+        head = heads.class_means(stats)
+    elif config.ridge_lambda is None:
+        head, facts["ridge_lambda"] = heads.choose_ridge(
+            stats, validation.features, validation.labels
+        )
+    else:
+        head, facts["ridge_lambda"] = heads.ridge(stats, config.ridge_lambda), config.ridge_lambda
+    temperature = config.temperature
+    if temperature is None:
+        with torch.no_grad():
+            logits = head.to(validation.features.device)(validation.features)
+        temperature = heads.temperature(logits, validation.labels)
+    facts["temperature"] = temperature
+    log.info("%s head in closed form: %s", config.name, facts)
+    return heads.scaled(head, temperature), facts
+
+
+def federated_statistics(
+    train: FeatureExamples, partition: Partition, classes: int
+) -> heads.Statistics:
+    """XᵀX, XᵀY and counts of every client, added up in the clients' order."""
+    shards = (partition.shard(client) for client in range(len(partition)))
+    return reduce(
+        add,
+        (heads.Statistics.of(train.features[s], train.labels[s], classes) for s in shards),
+    )

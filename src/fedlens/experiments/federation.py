@@ -1,0 +1,189 @@
+"""Federated training: rounds of sampling, local training, aggregation and a server step.
+
+A round is a pure function of the server's state and its number; what a checkpoint holds is the
+global parameters, the server optimizer's moments and, for SCAFFOLD, the controls.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens import params
+from fedlens.experiments import snapshot
+from fedlens.experiments.build import Parts, local_rules
+from fedlens.experiments.checkpoint import Checkpoint
+from fedlens.experiments.client_states import ClientStates
+from fedlens.experiments.config import Config
+from fedlens.experiments.loop import Loop, Position
+from fedlens.experiments.progress import bar
+from fedlens.experiments.signals import Interrupted, StopRequest
+from fedlens.federated import aggregate, sampling, server, wire
+from fedlens.federated.client import Task, effective_steps, trained
+from fedlens.federated.control import Controls
+from fedlens.federated.engines import Engine
+from fedlens.federated.gather import Gathering
+
+MOMENTS, CONTROL = "server/", "control/"
+
+
+class Federation:
+    """One federated run: `run` is the loop, the rest are its parts in the order they are used."""
+
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        engine: Engine,
+        loop: Loop,
+        stop: StopRequest,
+        memory: Path,
+    ) -> None:
+        """`memory` is the folder for what clients remember between rounds."""
+        assert parts.partition is not None
+        self.config = config
+        self.parts = parts
+        self.partition = parts.partition
+        self.engine = engine
+        self.loop = loop
+        self.stop = stop
+        self.rules = local_rules(config, parts.precision)
+        self.parameters = trained(parts.model)
+        chosen = config.algorithm
+        settings = server.ServerSettings(
+            lr=chosen.server_lr,
+            momentum=chosen.server_momentum,
+            beta2=chosen.server_beta2,
+            tau=chosen.server_tau,
+        )
+        self.server = server.Server(self.parameters, server.TABLE[chosen.server], settings)
+        self.aggregator = aggregate.AggregatorSettings(trim=chosen.trim, clip_norm=chosen.clip_norm)
+        self.memory = ClientStates(memory, parts.model.head.weight.device)
+        self.controls = None
+        if chosen.scaffold:
+            self.controls = Controls(self.parameters, len(self.partition), self.memory)
+
+    def run(self) -> Position:
+        """Plays all rounds, or raises `Interrupted` once it has saved where it stopped."""
+        loop = self.loop
+        try:
+            loop.restore(self)
+            loop.open(self, closed_form=self.parts.closed_form)
+            with bar("rounds", self.stop) as update:
+                while not loop.finished:
+                    number = loop.position.done + 1
+                    breathe = partial(update, loop.position.done, loop.total)
+                    record, timing = self.play(number, breathe)
+                    loop.close(self, record, timing)
+        except Interrupted:
+            loop.save(self)
+            raise
+        self.memory.prune(self._tables())  # the last save let go of checkpoints too
+        return loop.position
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        params.assign(self.parameters, self.server.parameters)  # a client may have had the model
+        tensors = snapshot.take(self.parts.model, None)
+        for kind, values in self.server.moments.items():
+            tensors |= {f"{MOMENTS}{kind}/{name}": value for name, value in values.items()}
+        if self.controls:
+            tensors |= {CONTROL + name: value for name, value in self.controls.mean.items()}
+        return tensors
+
+    def state(self, checkpoint: str) -> dict[str, Any]:
+        table = self.memory.save(checkpoint)
+        self.memory.prune([*self._tables(), table])
+        return {"clients": table}
+
+    def _tables(self) -> list[dict[str, str]]:
+        """Of the checkpoints at hand: which file holds what a client remembers."""
+        return [state["clients"] for state in self.loop.ledger.checkpoints.states()]
+
+    def put_back(self, found: Checkpoint) -> None:
+        snapshot.put_back(found.tensors, self.parts.model)
+        params.assign(self.server.parameters, self.parameters)
+        for kind, values in self.server.moments.items():
+            params.assign(values, _below(f"{MOMENTS}{kind}/", found.tensors))
+        if self.controls:
+            params.assign(self.controls.mean, _below(CONTROL, found.tensors))
+        self.memory.put_back(found.state["clients"])
+
+    def play(
+        self, number: int, breathe: Callable[[], None]
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """One round; `breathe` is called after every client. Returns its record and its timing."""
+        began = time.monotonic()
+        federated, seed, clients = self.config.federated, self.config.seed, len(self.partition)
+        size = sampling.cohort_size(clients, federated.participation)
+        cohort = sampling.cohort(seed, number, clients=clients, size=size)
+        present = [
+            client
+            for client in cohort
+            if sampling.answers(seed, number, client, dropout=federated.dropout)
+        ]
+        settings = self.config.train
+        lr = settings.lr * settings.schedule.factor(number - 1, self.loop.total)
+        tasks = [self._task(number, client, lr) for client in present]
+        start = self.server.parameters
+        make = aggregate.TABLE[self.config.algorithm.aggregator]
+        gathering = Gathering(
+            start, make(start, self.aggregator), self.rules, strict=federated.fail_on_bad_update
+        )
+        prepared = time.monotonic()
+        aggregating = 0.0
+        for update in self.engine.updates(start, tasks):
+            arrived = time.monotonic()
+            if gathering.add(update) and self.controls and update.task.correction:
+                task, rules = update.task, self.rules
+                steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
+                self.controls.learn(
+                    task.client, update.task.correction, start, update.parameters, steps * task.lr
+                )
+            aggregating += time.monotonic() - arrived
+            breathe()
+        trained_by = time.monotonic()
+        if change := gathering.change():
+            self.server.step(change)
+            if self.controls:
+                self.controls.close_round()
+            params.assign(self.parameters, self.server.parameters)
+        ended = time.monotonic()
+        record = {
+            "lr": lr,
+            "participants": cohort,
+            **({"dropped": sorted(set(cohort) - set(present))} if federated.dropout else {}),
+            **({"local_steps": [t.steps for t in tasks]} if federated.fewest_local_steps else {}),
+            **gathering.metrics(),
+            **self._traffic(len(cohort), len(present)),
+        }
+        timing = {
+            "prepare_seconds": prepared - began,
+            "train_seconds": trained_by - prepared - aggregating,
+            "aggregate_seconds": aggregating + ended - trained_by,
+            "images_per_second": gathering.tally.seen / max(trained_by - prepared, 1e-9),
+        }
+        return record, timing
+
+    def _task(self, number: int, client: int, lr: float) -> Task:
+        federated = self.config.federated
+        steps = sampling.local_steps(
+            self.config.seed,
+            number,
+            client,
+            fewest=federated.fewest_local_steps or federated.local_steps,
+            most=federated.local_steps,
+        )
+        correction = self.controls.correction(client) if self.controls else None
+        return Task(number, client, self.partition.shard(client), steps, lr, correction)
+
+    def _traffic(self, told: int, answered: int) -> dict[str, int]:
+        """Bytes, as serialised; with SCAFFOLD the controls travel too, both ways."""
+        size = wire.size(self.server.parameters) * (2 if self.controls else 1)
+        return {"bytes_down": told * size, "bytes_up": answered * size}
+
+
+def _below(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""Clients, sampling, aggregation and server steps: the parts of a federated round."""

@@ -1,0 +1,149 @@
+"""A client's work in one round: J steps of SGDM on its own shard, from the global parameters.
+
+A pure function of (parameters, correction, shard, seed, round, client): whoever calls it, in
+whatever process or machine, gets the same update.
+FedProx adds μ(w − w_global) to each gradient (Li et al., 2020, https://arxiv.org/abs/1812.06127),
+SCAFFOLD c − c_i (Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378).
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+
+from fedlens import params
+from fedlens.data.batches import shuffled
+from fedlens.data.images import Examples
+from fedlens.models.classifier import Classifier
+from fedlens.params import Params
+from fedlens.rng import Stream
+from fedlens.training.local import Diverged, Model, StepRules, Tally, local_step
+
+
+@dataclass(frozen=True)
+class LocalRules:
+    """How every client trains, whatever the round."""
+
+    step: StepRules
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    proximal: float = 0.0  # FedProx's μ
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of one client in one round."""
+
+    round: int
+    client: int
+    shard: torch.Tensor  # positions in the training set
+    steps: int
+    lr: float
+    correction: Params | None = None  # c − c_i, added to each gradient
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client answers; its tensors are lent, until the next update is asked for."""
+
+    task: Task
+    parameters: Params
+    tally: Tally
+    fault: str | None = None  # why the client gave up
+
+
+class Trainer:
+    """One model instance, lent to one client after another."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        examples: Examples,
+        rules: LocalRules,
+        seed: int,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        self.model = model
+        self.examples = examples
+        self.rules = rules
+        self.seed = seed
+        self.compiled = compiled
+        self.forward: Model = torch.compile(model) if compiled else model
+        self.trained = trained(model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head.weight.device
+
+    def on(self, device: torch.device) -> "Trainer":
+        """The same with a model instance of its own, there; examples are shared if they can be."""
+        model, examples = deepcopy(self.model).to(device), self.examples.to(device)
+        return Trainer(model, examples, self.rules, self.seed, compiled=self.compiled)
+
+    def train(self, task: Task, parameters: Params) -> Update:
+        rules = self.rules
+        params.assign(self.trained, parameters)
+        optimizer = torch.optim.SGD(
+            self.trained.values(),
+            lr=task.lr,
+            momentum=rules.momentum,
+            weight_decay=rules.weight_decay,
+            nesterov=rules.nesterov,
+        )
+        stream = client_stream(self.seed, task)
+        batches = local_batches(len(task.shard), rules.batch_size, stream)
+        tally, fault = Tally(), None
+        adjust = None
+        if rules.proximal or task.correction:
+            adjust = lambda: self._adjust(parameters, task.correction)  # noqa: E731
+        try:
+            for step, index in enumerate(islice(batches, task.steps)):
+                local_step(
+                    self.forward, optimizer, self.examples, task.shard[index], rules.step, tally,
+                    stream=stream, step=step, width=self.model.head.in_features, adjust=adjust,
+                )  # fmt: skip
+        except Diverged as reason:
+            fault = str(reason)
+        return Update(task, {n: p.detach() for n, p in self.trained.items()}, tally, fault)
+
+    @torch.no_grad()
+    def _adjust(self, start: Params, correction: Params | None) -> None:
+        for name, parameter in self.trained.items():
+            if parameter.grad is None:
+                continue
+            if self.rules.proximal:
+                parameter.grad.add_(parameter - start[name], alpha=self.rules.proximal)
+            if correction:
+                parameter.grad.add_(correction[name])
+
+
+def trained(model: Classifier) -> dict[str, torch.nn.Parameter]:
+    """What clients train, and what travels."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def client_stream(seed: int, task: Task) -> Stream:
+    return Stream(seed, ("client", task.round, task.client))
+
+
+def local_batches(size: int, batch_size: int, stream: Stream) -> Iterator[torch.Tensor]:
+    """Passes over a shard without replacement, shuffled anew each time, without end."""
+    if not size:
+        raise ValueError("an empty shard has no batches")
+    for number in count():
+        yield from shuffled(size, batch_size, stream.draw("order", number))
+
+
+def effective_steps(steps: int, momentum: float, *, nesterov: bool = False) -> float:
+    """‖a‖₁: if all J gradients of a client were g, it would move by lr·‖a‖₁·g.
+
+    SGDM applies gradient t again at every later step: a_t = (1 − ρ^(J−t+1))/(1 − ρ); Nesterov's
+    look-ahead gives 1 + ρ·a_t. Wang et al., 2020, https://arxiv.org/abs/2007.07481.
+    """
+    heavy_ball = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    return steps + momentum * heavy_ball if nesterov else heavy_ball

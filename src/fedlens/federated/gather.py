@@ -1,0 +1,75 @@
+"""The updates of one round as they come in: checked, observed, aggregated, let go."""
+
+import logging
+import math
+
+import torch
+
+from fedlens import params
+from fedlens.errors import FedlensError
+from fedlens.federated.aggregate import Aggregator, Contribution
+from fedlens.federated.client import LocalRules, Update, effective_steps
+from fedlens.federated.observe import Observer
+from fedlens.params import Params
+from fedlens.training.local import Tally
+
+log = logging.getLogger(__name__)
+
+
+class Gathering:
+    def __init__(
+        self, start: Params, aggregator: Aggregator, rules: LocalRules, *, strict: bool
+    ) -> None:
+        """`strict`: a bad update ends the run instead of being left out."""
+        self.start = start
+        self.aggregator = aggregator
+        self.rules = rules
+        self.strict = strict
+        self.observer = Observer(start)
+        self.tally = Tally()
+        self.losses: list[float] = []
+        self.clients: list[int] = []
+        self.rejected: dict[int, str] = {}
+
+    def add(self, update: Update) -> bool:
+        """Whether the update was taken."""
+        task = update.task
+        norm = math.nan
+        fault = update.fault or params.mismatch(self.start, update.parameters)
+        if not fault:
+            norm = self.observer.measure(update.parameters)
+            if not math.isfinite(norm):
+                fault = "it holds values that are not finite"
+        if fault:
+            self._reject(task.client, task.round, fault)
+            return False
+        rules = self.rules
+        steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
+        examples = len(task.shard)
+        self.aggregator.add(Contribution(update.parameters, examples, steps, norm))
+        self.observer.add(norm, examples)
+        self.tally += update.tally
+        self.losses.append(update.tally.loss / update.tally.seen)
+        self.clients.append(task.client)
+        return True
+
+    def change(self) -> dict[str, torch.Tensor] | None:
+        """The aggregated change; None where no valid update came."""
+        return self.aggregator.change() if self.clients else None
+
+    def metrics(self) -> dict[str, object]:
+        """For the record; a round that nobody answered has none of its own."""
+        found: dict[str, object] = {"clients": self.clients}
+        if self.rejected:
+            found["rejected"] = {str(client): why for client, why in self.rejected.items()}
+        if not self.clients:
+            return found
+        found |= {"train": self.tally.metrics(), "client_losses": self.losses}
+        return found | self.observer.metrics()
+
+    def _reject(self, client: int, round_: int, fault: str) -> None:
+        said = f"The update of client {client} in round {round_} was rejected: {fault}"
+        if self.strict:
+            raise FedlensError(f"{said.rstrip('.')} (federated.fail_on_bad_update is set).")
+        log.warning("%s", said)
+        self.rejected[client] = fault

@@ -1,0 +1,44 @@
+"""Who takes part in a round, how much they do, and who fails to answer: addressed draws.
+
+Each depends on (seed, round, client) alone, so any round can be played again by itself.
+"""
+
+import math
+
+import torch
+
+from fedlens import rng
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """⌈C·K⌉, at least one; a product like 0.07 · 100 is not let up by its last bit."""
+    return max(1, math.ceil(round(participation * clients, 9)))
+
+
+def cohort(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
+    """`size` different clients, in ascending order, at a cost that does not depend on `clients`.
+
+    Floyd's algorithm: the last of 1, 2, … candidates joins if the one drawn among them has already.
+    """
+    draws = torch.rand(size, generator=rng.generator(seed, "cohort", round_), dtype=torch.float64)
+    chosen: set[int] = set()
+    for last, draw in zip(range(clients - size, clients), draws.tolist(), strict=True):
+        drawn = int(draw * (last + 1))
+        chosen.add(last if drawn in chosen else drawn)
+    return sorted(chosen)
+
+
+def local_steps(seed: int, round_: int, client: int, *, fewest: int, most: int) -> int:
+    """How many steps a client manages in this round: a straggler does fewer than it was asked."""
+    if fewest == most:
+        return most
+    draw = rng.generator(seed, "local steps", round_, client)
+    return int(torch.randint(fewest, most + 1, (), generator=draw))
+
+
+def answers(seed: int, round_: int, client: int, *, dropout: float) -> bool:
+    """Whether the update of a sampled client arrives."""
+    if not dropout:
+        return True
+    draw = rng.generator(seed, "dropout of clients", round_, client)
+    return bool(torch.rand((), generator=draw, dtype=torch.float64) >= dropout)
