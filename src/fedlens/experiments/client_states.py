@@ -56,7 +56,7 @@ class ClientStates:
         self.unsaved.clear()
 
     def prune(self, tables: Iterable[Mapping[str, str]]) -> None:
-        """Removes files that none of the checkpoints' tables refers to, and what a kill left half."""
+        """Removes files that none of the checkpoints' tables refers to, and half-written ones."""
         clear_partials(self.folder)
         kept = {name for table in tables for name in table.values()}
         for path in self.folder.glob("*.safetensors"):

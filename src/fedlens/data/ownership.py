@@ -1,0 +1,149 @@
+"""Who owns which classes, and how much of each: K clients with exactly Nc classes, sizes level.
+
+Slots go to classes in proportion to their size, clients to slots by a greedy that always fits (Gale
+and Ryser, 1957), and samples move along shared classes by maximum flow until sizes are level.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import maximum_flow
+
+from fedlens.errors import FedlensError
+
+Integers = npt.NDArray[np.int64]
+
+
+def deal(
+    counts: Integers, clients: int, classes_per_client: int, draw: torch.Generator
+) -> tuple[Integers, Integers]:
+    """(classes, amounts), each [K, Nc]: what every client owns, and how many samples of it.
+
+    `counts` are the samples of each class. Every class is owned and every sample dealt.
+    """
+    slots = clients * classes_per_client
+    if not len(counts) <= slots <= np.minimum(counts, clients).sum():
+        raise FedlensError(_unplaceable(counts, clients, classes_per_client))
+    chance = torch.randperm(len(counts), generator=draw).numpy()
+    owners = _owners(counts, slots, np.minimum(counts, clients), chance)
+
+    # Samples can be levelled only along shared classes, so a class goes half to the lightest and
+    # half to the heaviest clients, the classes with most samples per owner first. This weight is in
+    # quarters of its mean: smaller differences are levelled anyway and are left to chance.
+    weight = np.rint(4 * counts / owners * (slots / counts.sum())).astype(np.int64)
+    owned = np.empty((clients, classes_per_client), dtype=np.int64)
+    amounts = np.empty_like(owned)
+    taken, load = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
+    for label in np.lexsort((chance, -weight)):
+        tie = torch.randperm(clients, generator=draw).numpy()
+        ranked = np.lexsort((tie, load, taken))
+        # Most free slots first: by Gale and Ryser, the classes still to come then fit as well.
+        # Only among clients with equally many does the load count.
+        last = taken[ranked[owners[label] - 1]]
+        first, end = np.searchsorted(taken[ranked], [last, last + 1])
+        heaviest = (owners[label] - first) // 2
+        chosen = np.append(ranked[: owners[label] - heaviest], ranked[end - heaviest : end])
+        share, extra = divmod(counts[label], owners[label])
+        owned[chosen, taken[chosen]] = label
+        amounts[chosen, taken[chosen]] = share + (np.arange(len(chosen)) < extra)
+        taken[chosen] += 1
+        load[chosen] += weight[label]
+    _level(owned, amounts)
+    return owned, amounts
+
+
+def _unplaceable(counts: Integers, clients: int, wanted: int) -> str:
+    """The refusal of K clients with Nc classes: C ≤ K·Nc ≤ Σ_c min(K, n_c) does not hold."""
+    classes, slots = len(counts), clients * wanted
+    request = f"partition.classes_per_client={wanted} with federated.clients={clients}"
+    room = int(np.minimum(counts, clients).sum())
+    if wanted > classes:
+        reason = f"asks for more classes than the {classes} present"
+    elif slots < classes:
+        reason = f"has {slots} places for {classes} classes, and each needs an owner"
+    else:
+        reason = f"has {slots} places and too few samples: the classes can fill {room}"
+    options = []
+    if (low := -(-classes // clients)) <= (high := room // clients):
+        options.append(f"partition.classes_per_client={min(max(wanted, low), high)}")
+    others = np.arange(1, counts.sum() + 1)
+    rooms = (np.bincount(counts)[::-1].cumsum()[::-1][1:]).cumsum()  # Σ_c min(k, n_c), k = 1, 2, …
+    rooms = np.pad(rooms, (0, len(others) - len(rooms)), mode="edge")
+    possible = others[(others * wanted >= classes) & (others * wanted <= rooms)]
+    if len(possible):
+        options.append(f"federated.clients={possible[np.abs(possible - clients).argmin()]}")
+    return f"{request} {reason}: choose {' or '.join(options or ['another partition.name'])}."
+
+
+def _owners(counts: Integers, slots: int, most: Integers, chance: Integers) -> Integers:
+    """Owners of each class: clamp(λ·n_c, 1, most_c), rounded by largest remainder to Σ = slots."""
+    owners = np.zeros_like(counts)
+    free = np.ones(len(counts), dtype=bool)
+    while free.any():
+        left, total = slots - owners.sum(), counts[free].sum()
+        share = left * counts  # in units of 1/total, so that all is exact
+        low, high = free & (share < total), free & (share > most * total)
+        if not (low | high).any():
+            owners[free] = share[free] // total
+            remainder = np.where(free, share % total, -1)
+            owners[np.lexsort((chance, -remainder))[: slots - owners.sum()]] += 1
+            break
+        # Settling the side that is off by more moves λ so that it stays off.
+        if (total - share[low]).sum() >= (share - most * total)[high].sum():
+            owners[low], free = 1, free & ~low
+        else:
+            owners[high], free = most[high], free & ~high
+    return owners
+
+
+def _level(owned: Integers, amounts: Integers) -> None:
+    """Moves samples between the owners of a class, in place, until sizes are as equal as can be.
+
+    A group ends with sizes ⌊mean⌋ and ⌊mean⌋ + 1, or falls in two between which nothing can move.
+    """
+    pending = [np.arange(len(owned))]
+    while pending:
+        group = pending.pop()
+        mean = int(amounts[group].sum()) // len(group)
+        for bound in (mean, mean + 1):
+            amounts[group] = _flow(owned[group], amounts[group], bound)
+            stuck = _stuck(owned[group], amounts[group], bound)
+            if 0 < stuck.sum() < len(group):
+                pending += [group[stuck], group[~stuck]]
+                break
+
+
+def _flow(owned: Integers, amounts: Integers, bound: int) -> Integers:
+    """The amounts after a maximum flow from clients above the bound to clients below it.
+
+    Client → class carries what it can give (all but one sample), class → owner carries anything.
+    """
+    (clients, slots), classes = owned.shape, int(owned.max()) + 1
+    above = amounts.sum(1) - bound
+    if not (above > 0).any() or not (above < 0).any():
+        return amounts
+    client = np.arange(clients) + classes
+    source, sink = np.full((2, clients), [[classes + clients], [classes + clients + 1]])
+    giver, label = np.repeat(client, slots), owned.ravel()
+    anything = np.full(owned.size, above[above > 0].sum())
+    tails = np.concatenate([giver, label, source, client])
+    heads = np.concatenate([label, giver, client, sink])
+    limits = [amounts.ravel() - 1, anything, above.clip(min=0), (-above).clip(min=0)]
+    shape = (classes + clients + 2, classes + clients + 2)
+    graph = coo_array((np.concatenate(limits).astype(np.int32), (tails, heads)), shape=shape)
+    flow = maximum_flow(graph.tocsr(), int(source[0]), int(sink[0])).flow
+    given = flow[classes : classes + clients, :classes].toarray().astype(np.int64)
+    return amounts - np.take_along_axis(given, owned, axis=1)
+
+
+def _stuck(owned: Integers, amounts: Integers, bound: int) -> npt.NDArray[np.bool_]:
+    """The clients above the bound, and all that they could still give samples to."""
+    stuck: npt.NDArray[np.bool_] = amounts.sum(1) > bound
+    while True:
+        within = np.zeros(int(owned.max()) + 1, dtype=bool)
+        within[owned[stuck][amounts[stuck] > 1]] = True
+        wider = stuck | within[owned].any(1)
+        if np.array_equal(wider, stuck):
+            return stuck
+        stuck = wider
