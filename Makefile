@@ -11,12 +11,12 @@ READY := .venv/.ready
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-quickstart: $(READY) ## Set up, then run the main job on the embedded world (offline, minutes).
-	$(BIN)/fedlens run quickstart
+quickstart: $(READY) ## Set up, then train centrally and federated on the embedded world (offline, minutes).
+	$(BIN)/fedlens suite quickstart
 	@echo
 	@echo "Results are in runs/: each run is a folder with its config, records and checkpoints."
 	@echo "Next:  $(BIN)/fedlens ls                     every run, its state and accuracy"
-	@echo "       $(BIN)/fedlens run quickstart seed=1  another seed"
+	@echo "       $(BIN)/fedlens suite quickstart seed=1  another seed"
 	@echo "       $(BIN)/fedlens config                 all experiments, their cost and what to expect"
 	@echo "       make test                           the whole test suite"
 

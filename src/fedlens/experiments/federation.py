@@ -149,7 +149,7 @@ class Federation:
             self.server.step(change)
             if self.controls:
                 self.controls.close_round()
-            params.assign(self.parameters, self.server.parameters)
+        params.assign(self.parameters, self.server.parameters)  # a client may have had the model
         ended = time.monotonic()
         record = {
             "lr": lr,

@@ -18,7 +18,7 @@ class Observer:
     def __init__(self, start: Params) -> None:
         self.start = start
         self.delta = params.zeros_like(start)  # of the update in hand
-        self.sums = params.zeros_like(start)  # Σ examples · δ
+        self.sums = params.zeros_like(start, torch.float64)  # Σ examples · δ
         self.units = params.zeros_like(start)  # Σ δ / ‖δ‖
         self.signs = params.zeros_like(start)  # Σ sign(δ)
         self.norms: list[float] = []
@@ -31,7 +31,7 @@ class Observer:
         squares = 0.0
         for name, delta in self.delta.items():
             torch.sub(parameters[name], self.start[name], out=delta)
-            squares += torch.linalg.vector_norm(delta).item() ** 2
+            squares += torch.linalg.vector_norm(delta, dtype=torch.float64).item() ** 2
         return math.sqrt(squares) if math.isfinite(squares) else squares
 
     def add(self, norm: float, examples: int) -> None:
@@ -70,7 +70,8 @@ class Observer:
 
 def _square(values: Params) -> float:
     """‖values‖²"""
-    return math.fsum(torch.linalg.vector_norm(value).item() ** 2 for value in values.values())
+    norms = (torch.linalg.vector_norm(v, dtype=torch.float64) for v in values.values())
+    return math.fsum(norm.item() ** 2 for norm in norms)
 
 
 def client_accuracy(per_class: Sequence[float | None], held: torch.Tensor) -> dict[str, float]:

@@ -77,6 +77,8 @@ class Parallel:
 
     def updates(self, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:
         """With twice as many slots as workers, one slow client does not keep the others waiting."""
+        while any(worker.job for worker in self.workers):  # of a round that was given up
+            self._listen()
         params.assign(self.start, parameters)
         waiting, free = deque(tasks), deque(range(len(self.slots)))
         jobs: deque[Job] = deque()  # handed out, in the cohort's order
@@ -131,10 +133,11 @@ class Parallel:
         )
         for number, worker in enumerate(self.workers):
             if worker.pipe in ready and (said := _received(worker.pipe)) is not None:
-                assert worker.job is not None
+                job, worker.job = worker.job, None
+                assert job is not None
                 if isinstance(said, Exception):
                     raise said
-                worker.job.result, worker.job = said, None
+                job.result = said
             elif worker.process.sentinel in ready:
                 self._replace(number)
 

@@ -91,7 +91,8 @@ class Group:
         active, (classes, width) = len(weight), weight.shape[1:]
         batches = [self.positions[k][step] for k in range(active)]
         counts = torch.tensor([len(batch) for batch in batches], device=weight.device)
-        index = torch.nn.utils.rnn.pad_sequence(batches, batch_first=True)
+        index = torch.nn.utils.rnn.pad_sequence(batches, batch_first=True, padding_value=-1)
+        index = torch.where(index < 0, index[:, :1], index)  # padding is the client's own example
         x = self.examples.features[index.view(-1)].view(*index.shape, width)
         y = self.examples.labels[index]
         if rate := self.rules.step.dropout:

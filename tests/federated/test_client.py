@@ -1,0 +1,252 @@
+import copy
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedlens import params
+from fedlens.data.batches import FeatureExamples
+from fedlens.federated import sampling, server
+from fedlens.federated.aggregate import AggregatorSettings, Mean
+from fedlens.federated.client import (
+    LocalRules,
+    Task,
+    Trainer,
+    client_stream,
+    effective_steps,
+    local_batches,
+    trained,
+)
+from fedlens.federated.engines import Serial
+from fedlens.federated.gather import Gathering
+from fedlens.models.classifier import Classifier
+from fedlens.rng import Stream
+from tests.federated.worlds import answers, linear, network, rules, tasks, world
+
+SEED = 7
+OPTIMIZERS: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.9},
+    {"weight_decay": 0.1},
+    {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+]
+
+
+def plain(
+    model: Classifier, examples: FeatureExamples, asked: Task, given: LocalRules
+) -> tuple[dict[str, torch.Tensor], float, int]:
+    """What anybody would write: a loop over batches with torch's own SGD, on a model of its own."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=asked.lr,
+        momentum=given.momentum,
+        weight_decay=given.weight_decay,
+        nesterov=given.nesterov,
+    )
+    batches = local_batches(len(asked.shard), given.batch_size, client_stream(SEED, asked))
+    total, correct = 0.0, 0
+    for batch in islice(batches, asked.steps):
+        index = asked.shard[batch]
+        optimizer.zero_grad()
+        logits = model(examples.features[index])
+        loss = F.cross_entropy(logits, examples.labels[index], reduction="sum")
+        (loss / len(index)).backward()
+        optimizer.step()
+        total += loss.item()
+        correct += int((logits.argmax(1) == examples.labels[index]).sum())
+    return params.copy(dict(model.named_parameters())), total, correct
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS)
+@pytest.mark.parametrize("make", [linear, network])
+def test_a_client_is_a_plain_torch_loop_bit_for_bit(make: Any, options: dict[str, Any]) -> None:
+    examples, given = world(), rules(**options)
+    trainer = Trainer(make(), examples, given, SEED)
+    start = params.copy(trainer.trained)
+    for asked in tasks([3, 11, 26], steps=9):  # more and less than a pass
+        update = trainer.train(asked, start)
+        expected, loss, correct = plain(make(), examples, asked, given)
+        assert params.digest(update.parameters) == params.digest(expected)
+        assert (update.tally.loss, update.tally.correct) == (loss, correct)
+        assert update.fault is None
+
+
+def test_an_update_depends_on_nothing_that_was_trained_before() -> None:
+    """Neither on other clients, nor on a diverged one, nor on the model's values at hand."""
+    given = rules(momentum=0.9, step={"dropout": 0.3})
+    engine = Serial(Trainer(network(), world(), given, SEED), 1)
+    start = params.copy(engine.trainer.trained)
+    asked = tasks([8, 12, 20])
+    forward = answers(engine, start, asked)
+    assert forward == answers(engine, start, asked)
+    engine.trainer.train(Task(1, 0, torch.arange(8), 5, 1e38), start)
+    assert forward[::-1] == answers(engine, start, asked[::-1])
+    for one, expected in zip(asked, forward, strict=True):
+        fresh = Serial(Trainer(network(), world(), given, SEED), 1)
+        assert answers(fresh, start, [one]) == [expected]
+
+
+def test_an_update_depends_on_seed_round_and_client() -> None:
+    start = params.copy(trained(network()))
+    shard = torch.arange(40)
+    found = {
+        params.digest(
+            Trainer(network(), world(), rules(), seed)
+            .train(Task(round_, client, shard, 3, 0.1), start)
+            .parameters
+        )
+        for seed in (0, 1)
+        for round_ in (1, 2)
+        for client in (0, 1)
+    }
+    assert len(found) == 8
+
+
+def test_an_update_leaves_the_parameters_it_started_from_alone() -> None:
+    trainer = Trainer(network(), world(), rules(proximal=0.1), SEED)
+    start = params.copy(trainer.trained)
+    before = params.digest(start)
+    trainer.train(tasks([40])[0], start)
+    assert params.digest(start) == before
+
+
+def test_only_what_requires_a_gradient_is_trained_and_travels() -> None:
+    model = network()
+    model.backbone.requires_grad_(False)
+    before = params.digest(dict(model.backbone.named_parameters()))
+    trainer = Trainer(model, world(), rules(weight_decay=0.1), SEED)
+    update = trainer.train(tasks([40])[0], params.copy(trainer.trained))
+    assert set(update.parameters) == {"head.weight", "head.bias"}
+    assert params.digest(dict(model.backbone.named_parameters())) == before
+
+
+@pytest.mark.parametrize(("size", "batch"), [(10, 4), (12, 4), (3, 8), (1, 1)])
+def test_batches_are_shuffled_passes_without_replacement(size: int, batch: int) -> None:
+    a_pass = -(-size // batch)
+    drawn = list(islice(local_batches(size, batch, Stream(0, ("test",))), 5 * a_pass))
+    passes = [torch.cat(drawn[k * a_pass : (k + 1) * a_pass]) for k in range(5)]
+    for one in passes:
+        assert torch.equal(one.sort().values, torch.arange(size))
+    assert [len(one) for one in drawn[:a_pass]][:-1] == [batch] * (a_pass - 1)
+    if size >= 10:
+        assert len({tuple(one.tolist()) for one in passes}) == 5
+
+
+def test_an_empty_shard_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty shard"):
+        next(local_batches(0, 4, Stream(0, ("test",))))
+
+
+def one_bias(given: LocalRules, *, steps: int, correction: Any = None) -> torch.Tensor:
+    """Two classes, one example of class 0 with x = 0: only b moves, from (0, 0), with lr 1.
+
+    Its gradient is softmax(b) − (1, 0): first (−½, ½).
+    """
+    model = Classifier(nn.Identity(), nn.Linear(1, 2))
+    examples = FeatureExamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    start = {"head.weight": torch.zeros(2, 1), "head.bias": torch.zeros(2)}
+    asked = Task(1, 0, torch.zeros(1, dtype=torch.long), steps, 1.0, correction)
+    return Trainer(model, examples, given, SEED).train(asked, start).parameters["head.bias"]
+
+
+def test_fedprox_pulls_back_to_where_the_client_started() -> None:
+    """b₁ = (½, −½); softmax(b₁)₀ = 0.731059; with μ = ½: b₂ = ½ + 0.268941 − ½·½ = 0.518941."""
+    assert one_bias(rules(proximal=0.5), steps=1).tolist() == [0.5, -0.5]
+    moved = one_bias(rules(proximal=0.5), steps=2)
+    assert moved.tolist() == pytest.approx([0.518941, -0.518941], abs=1e-6)
+    assert one_bias(rules(), steps=2).tolist() == pytest.approx([0.768941, -0.768941], abs=1e-6)
+
+
+def test_fedprox_without_mu_is_plain() -> None:
+    assert torch.equal(one_bias(rules(proximal=0.0), steps=5), one_bias(rules(), steps=5))
+
+
+def test_scaffold_adds_its_correction_to_every_gradient() -> None:
+    """b₁ = −((−½, ½) + (0.1, −0.2)) = (0.4, −0.3)."""
+    correction = {
+        "head.weight": torch.tensor([[0.25], [0.0]]),
+        "head.bias": torch.tensor([0.1, -0.2]),
+    }
+    moved = one_bias(rules(), steps=1, correction=correction)
+    assert moved.tolist() == pytest.approx([0.4, -0.3], abs=1e-7)
+    p = 1 / (1 + torch.tensor(-0.7).exp().item())  # softmax(b₁)₀
+    again = one_bias(rules(), steps=2, correction=correction)
+    assert again.tolist() == pytest.approx([0.4 + 1 - p - 0.1, -0.3 - 1 + p + 0.2], abs=1e-6)
+
+
+def test_a_gradient_is_clipped_with_its_corrections() -> None:
+    correction = {"head.weight": torch.zeros(2, 1), "head.bias": torch.tensor([3.5, 3.5])}
+    moved = one_bias(rules(step={"clip_norm": 1.0}), steps=1, correction=correction)
+    assert moved.tolist() == pytest.approx([-0.6, -0.8], abs=1e-5)  # −(3, 4)/5
+
+
+@pytest.mark.parametrize("cause", ["lr", "inputs"])
+def test_a_client_that_diverges_says_so_and_the_next_one_is_unhurt(cause: str) -> None:
+    examples = world()
+    if cause == "inputs":
+        examples.features[3, 2] = float("nan")
+    trainer = Trainer(network(), examples, rules(momentum=0.9), SEED)
+    start = params.copy(trainer.trained)
+    bad = Task(1, 0, torch.arange(8), 20, 1e38 if cause == "lr" else 0.1)
+    update = trainer.train(bad, start)
+    assert update.fault
+    assert "The loss became" in update.fault
+    good = Task(1, 1, torch.arange(8, 40), 5, 0.1)
+    fresh = Trainer(network(), examples, rules(momentum=0.9), SEED)
+    expected = params.digest(fresh.train(good, start).parameters)
+    assert params.digest(trainer.train(good, start).parameters) == expected
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS)
+def test_one_client_that_holds_everything_is_central_sgd_bit_for_bit(
+    options: dict[str, Any],
+) -> None:
+    examples, given, model = world(), rules(batch_size=8, **options), network()
+    central = copy.deepcopy(model)
+    trainer = Trainer(model, examples, given, SEED)
+    held = server.Server(trainer.trained, server.TABLE["average"], server.ServerSettings())
+    for round_ in (1, 2):
+        assert sampling.cohort(SEED, round_, clients=1, size=1) == [0]
+        asked = Task(round_, 0, torch.arange(40), 13, 0.1)
+        aggregator = Mean(held.parameters, AggregatorSettings())
+        gathering = Gathering(held.parameters, aggregator, given, strict=True)
+        for update in Serial(trainer, 1).updates(held.parameters, [asked]):
+            gathering.add(update)
+        change = gathering.change()
+        assert change is not None
+        held.step(change)
+        expected, _, _ = plain(central, examples, asked, given)
+        params.assign(dict(central.named_parameters()), expected)
+        assert params.digest(held.parameters) == params.digest(expected)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("steps", [1, 2, 7, 100])
+def test_effective_steps_are_how_far_a_constant_gradient_carries(
+    steps: int, momentum: float, nesterov: bool
+) -> None:
+    nesterov = nesterov and momentum > 0
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=1.0, momentum=momentum, nesterov=nesterov)
+    for _ in range(steps):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    assert effective_steps(steps, momentum, nesterov=nesterov) == pytest.approx(-w.item(), rel=1e-9)
+
+
+def test_serial_sets_its_threads_while_a_client_trains_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = torch.get_num_threads()
+    engine = Serial(Trainer(linear(), world(), rules(), SEED), before + 1)
+    during = []
+    monkeypatch.setattr(engine.trainer, "train", lambda *_: during.append(torch.get_num_threads()))
+    for _ in engine.updates({}, tasks([20, 20])):
+        assert torch.get_num_threads() == before
+    assert during == [before + 1] * 2
+    engine.close()
