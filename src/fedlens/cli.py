@@ -292,11 +292,12 @@ def _finished(folder: RunFolder) -> None:
 
 
 def _draw(folder: RunFolder) -> None:
-    """The picture of who holds what, beside the record it is made from."""
-    if (record := folder.partition) is not None:
+    """The picture of who holds what, once, beside the record it is made from."""
+    picture = folder.path / "partition.png"
+    if (record := folder.partition) is not None and not picture.exists():
         from fedlens.reporting.figures import partition_figure
 
-        partition_figure(record, folder.path / "partition.png")
+        partition_figure(record, picture)
 
 
 def main() -> None:

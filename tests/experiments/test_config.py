@@ -1,10 +1,13 @@
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import asdict, replace
 
 import pytest
 
 from fedlens.errors import FedlensError
+from fedlens.experiments import config as config_module
 from fedlens.experiments.compose import amend, compose, experiments, groups, load, options, to_yaml
-from fedlens.experiments.config import Config, essence, keys, run_name, validate
+from fedlens.experiments.config import Config, essence, keys, rounds, run_name, unit, validate
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,41 @@ from fedlens.experiments.config import Config, essence, keys, run_name, validate
         ("augment.colour_jitter=1.5", r"must lie in \[0, 1\]"),
         ("augment.randaugment=-1", "0 or more"),
         ("augment.magnitude=31", r"must lie in \[0, 30\]"),
+        ("partition=dirichlett", "partition=dirichlett is unknown: did you mean 'dirichlet'"),
+        ("partition.name=clases", "partition=clases is unknown: did you mean 'classes'"),
+        ("algorithm=fedavgg", "algorithm=fedavgg is unknown: did you mean 'fedavg"),
+        ("algorithm.aggregator=meen", "algorithm.aggregator=meen is unknown: did you mean 'mean'"),
+        ("algorithm.server=adm", "algorithm.server=adm is unknown: did you mean 'adam'"),
+        ("engine=paralel", "engine=paralel is unknown: did you mean 'parallel'"),
+        ("engine.name=seriell", "engine=seriell is unknown: did you mean 'serial'"),
+        ("engine.workers=0", "engine.workers must be at least 1"),
+        ("engine.threads_per_client=0", "engine.threads_per_client must be at least 1"),
+        ("federated.clients=0", "federated.clients must be at least 1"),
+        ("federated.client=5", "did you mean 'federated.clients'"),
+        ("federated.participation=0", r"federated.participation must lie in \(0, 1\]"),
+        ("federated.participation=2", r"federated.participation must lie in \(0, 1\]"),
+        ("federated.participation=nan", r"federated.participation must lie in \(0, 1\]"),
+        ("federated.local_steps=0", "federated.local_steps must be at least 1"),
+        ("federated.fewest_local_steps=5", "federated.fewest_local_steps must lie between 1 and"),
+        ("federated.fewest_local_steps=0", "federated.fewest_local_steps must lie between 1 and"),
+        ("federated.rounds=foo", "federated.rounds=foo must be auto, or 0 or more"),
+        ("federated.rounds=-1", "federated.rounds=-1 must be auto, or 0 or more"),
+        ("federated.local_step_budget=0", "federated.local_step_budget must be at least 1"),
+        ("federated.dropout=1", r"federated.dropout must lie in \[0, 1\)"),
+        ("federated.dropout=-0.1", r"federated.dropout must lie in \[0, 1\)"),
+        ("partition.classes_per_client=0", "partition.classes_per_client must be at least 1"),
+        ("partition.alpha=0", "partition.alpha must be positive"),
+        ("partition.alpha=nan", "partition.alpha must be positive"),
+        ("partition.sigma=-1", "partition.sigma must be 0 or more"),
+        ("partition.min_size=0", "partition.min_size must be at least 1"),
+        ("algorithm.proximal=-1", "algorithm.proximal must not be negative"),
+        ("algorithm.proximal=nan", "algorithm.proximal must not be negative"),
+        ("algorithm.trim=0.5", r"algorithm.trim must lie in \[0, 0.5\)"),
+        ("algorithm.clip_norm=0", "algorithm.clip_norm must be positive"),
+        ("algorithm.server_lr=0", "algorithm.server_lr must be positive"),
+        ("algorithm.server_momentum=1", r"algorithm.server_momentum must lie in \[0, 1\)"),
+        ("algorithm.server_beta2=1", r"algorithm.server_beta2 must lie in \[0, 1\)"),
+        ("algorithm.server_tau=0", "algorithm.server_tau must be positive"),
     ],
 )
 def test_bad_overrides_are_one_sentence(override: str, complaint: str) -> None:
@@ -157,3 +195,93 @@ def test_a_begun_run_may_move_but_not_change() -> None:
         amend(config, ["checkpoint.ever=1"])
     with pytest.raises(FedlensError, match="could not be converted"):
         amend(config, ["threads=many"])
+
+
+def test_a_begun_run_may_change_its_engine() -> None:
+    config = compose("fedavg_iid", [])
+    moved = amend(config, ["engine=parallel", "engine.workers=3"])
+    assert (moved.engine.name, moved.engine.workers) == ("parallel", 3)
+    assert run_name(moved) == run_name(config)
+    with pytest.raises(FedlensError, match="engine=paralel is unknown: did you mean 'parallel'"):
+        amend(config, ["engine=paralel"])
+    for override in ("federated.rounds=7", "algorithm=scaffold", "partition.alpha=1"):
+        with pytest.raises(FedlensError, match="cannot be changed"):
+            amend(config, [override])
+
+
+def test_the_names_a_config_knows_are_the_rows_of_the_tables() -> None:
+    """The config loads no torch, so it cannot ask the tables themselves."""
+    from fedlens.data import partition
+    from fedlens.federated import aggregate, server
+
+    assert set(config_module.PARTITIONS) == set(partition.TABLE) == set(options("partition"))
+    assert set(config_module.AGGREGATORS) == set(aggregate.TABLE)
+    assert set(config_module.SERVERS) == set(server.TABLE)
+    assert set(config_module.ENGINES) == set(options("engine"))
+
+
+def test_a_config_is_composed_without_torch() -> None:
+    program = (
+        "import sys; from fedlens.experiments.compose import compose; compose('fedavg_iid', []); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+ALGORITHMS = {
+    "fedavg": {},
+    "fedprox": {"proximal": 0.01},
+    "scaffold": {"scaffold": True},
+    "fedavgm": {"server": "momentum"},
+    "fedadam": {"server": "adam", "server_lr": 0.01},
+    "fedyogi": {"server": "yogi", "server_lr": 0.01},
+    "fednova": {"aggregator": "normalised_mean"},
+    "median": {"aggregator": "median"},
+    "trimmed_mean": {"aggregator": "trimmed_mean"},
+    "norm_clipping": {"aggregator": "clipped_mean"},
+}
+
+
+def test_every_algorithm_differs_from_fedavg_as_its_name_says() -> None:
+    plain = asdict(compose("fedavg_iid", []).algorithm)
+    assert plain["name"] == "fedavg"
+    assert set(ALGORITHMS) == set(options("algorithm"))
+    for name, expected in ALGORITHMS.items():
+        found = asdict(compose("fedavg_iid", [f"algorithm={name}"]).algorithm)
+        differing = {key: value for key, value in found.items() if value != plain[key]}
+        assert differing == ({"name": name} if name != "fedavg" else {}) | expected
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "what", "head"),
+    [
+        ("fedavg_iid", "iid", "full", "linear"),
+        ("fedavg_noniid", "classes", "full", "linear"),
+        ("federated_head", "iid", "head", "linear"),
+        ("federated_ridge", "iid", "head", "ridge"),
+    ],
+)
+def test_the_federated_experiments(name: str, partition: str, what: str, head: str) -> None:
+    config = compose(name, [])
+    assert (config.partition.name, config.train.what, config.head.name) == (partition, what, head)
+    assert (config.federated.clients, config.federated.participation) == (100, 0.1)
+    assert (unit(config), rounds(config)) == ("round", 500)
+    assert unit(compose("centralized", [])) == "epoch"
+
+
+def test_the_name_of_a_federated_run_says_how_it_is_federated() -> None:
+    name = run_name(compose("fedavg_noniid", ["algorithm=scaffold", "federated.local_steps=8"]))
+    assert "_classes10_scaffold-J8_s0_" in name
+    dirichlet = ["partition=dirichlet", "partition.alpha=0.1"]
+    assert "_dirichlet0.1_fedavg-J4_" in run_name(compose("fedavg_iid", dirichlet))
+    assert "fedavg" not in run_name(compose("centralized", []))
+    assert run_name(compose("fedavg_iid", ["engine=parallel"])) == (
+        run_name(compose("fedavg_iid", ["engine=serial"]))
+    )
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 2000), (4, 500), (16, 125), (3, 667)])
+def test_rounds_follow_from_the_budget_of_local_steps(steps: int, expected: int) -> None:
+    assert rounds(compose("fedavg_iid", [f"federated.local_steps={steps}"])) == expected
+    assert rounds(compose("fedavg_iid", [f"federated.local_steps={steps}",
+                                         "federated.rounds=7"])) == 7  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 from fedlens.experiments.compose import compose
 from fedlens.experiments.config import Config
 from fedlens.experiments.records import RunFolder
+from fedlens.experiments.run import start
+from fedlens.experiments.signals import Interrupted, StopRequest
 
 TINY = [
     "backbone.pretrained=false",
@@ -21,6 +23,14 @@ TINY = [
     "train.lr=0.05",
     "threads=1",
 ]
+FEDERATED = [
+    "federated.clients=5",
+    "federated.participation=0.6",
+    "federated.rounds=3",
+    "federated.local_steps=2",
+    "train.batch_size=16",
+]
+ON_FEATURES = ["train=head", "augment=none"]
 
 Tiny = Callable[..., Config]
 
@@ -39,9 +49,32 @@ def facts(folder: RunFolder) -> dict[str, Any]:
     """All that must be equal between two runs of the same config, bit for bit."""
     result = folder.result
     assert result is not None, f"{folder.name} is {folder.state()}: {folder.failure}"
-    same = ("choice", "validation", "test", "facts", "epochs")
+    same = ("choice", "validation", "test", "facts", "unit", "units")
     return {
         "metrics": folder.journal("metrics").path.read_bytes(),
         "test_curve": folder.journal("test_curve").path.read_bytes(),
         "result": json.dumps({key: result[key] for key in same}),
     }
+
+
+class Patience:
+    """Asks the run to stop at its n-th safe point."""
+
+    def __init__(self, points: int) -> None:
+        self.left = points
+
+    def check(self, request: StopRequest) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted("SIGTERM")
+
+
+def interrupted_at(config: Config, points: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    patience = Patience(points)
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequest, "check", lambda self: patience.check(self))
+        try:
+            start(config)
+        except Interrupted:
+            return True
+    return False

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from fedlens.experiments.checkpoint import Checkpoints
 from fedlens.experiments.records import RunFolder
-from tests.integration.conftest import TINY, facts
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, facts
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
@@ -23,6 +24,15 @@ OPTIONS = [
     "evaluate.test_curve=true",
     "checkpoint.minutes=0.0001",  # also in the middle of epochs
     "train.schedule.name=linear",
+]
+
+FEDERATION = [
+    *TINY,
+    *FEDERATED,
+    *ON_FEATURES,
+    "algorithm=scaffold",
+    "algorithm.server=momentum",
+    "evaluate.test_curve=true",
 ]
 
 Run = Callable[..., dict[str, Any]]
@@ -36,8 +46,8 @@ def order() -> Iterator[Run]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
-    def send(root: Path, **how: Any) -> dict[str, Any]:
-        argv = ["run", "quickstart", *OPTIONS, f"run.root={root}", "run.name=it"]
+    def send(root: Path, options: list[str] = OPTIONS, **how: Any) -> dict[str, Any]:
+        argv = ["run", "quickstart", *options, f"run.root={root}", "run.name=it"]
         assert zygote.stdin is not None
         assert zygote.stdout is not None
         zygote.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
@@ -58,11 +68,24 @@ def whole(
     order: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], int, float]:
     """The run nobody disturbed: its facts, its number of file operations, its seconds."""
+    return undisturbed(order, tmp_path_factory, OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole_federation(
+    order: Run, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], int, float]:
+    return undisturbed(order, tmp_path_factory, FEDERATION)
+
+
+def undisturbed(
+    order: Run, tmp_path_factory: pytest.TempPathFactory, options: list[str]
+) -> tuple[dict[str, Any], int, float]:
     root = tmp_path_factory.mktemp("whole")
-    order(root)  # draws and caches the embedded world
+    order(root, options)  # draws and caches the embedded world
     started = time.monotonic()
     again = tmp_path_factory.mktemp("again")
-    report = order(again)
+    report = order(again, options)
     seconds = time.monotonic() - started
     assert report["status"] == 0
     assert facts(RunFolder(root / "it")) == facts(RunFolder(again / "it"))
@@ -132,3 +155,74 @@ def test_a_finished_run_is_left_alone(order: Run, tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     assert order(tmp_path)["status"] == 0
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+
+
+def is_tidy(folder: RunFolder) -> bool:
+    """Clients' files are those the checkpoints refer to, and no half-written one is left."""
+    states = Checkpoints(folder.checkpoints).states()
+    needed = {name for state in states for name in state["clients"].values()}
+    return needed == {path.name for path in (folder.path / "clients").iterdir()}
+
+
+def test_a_federation_killed_again_and_again(
+    order: Run, whole_federation: Any, tmp_path: Path
+) -> None:
+    """Each session dies some file operations later than the one before."""
+    expected, calls, _ = whole_federation
+    deaths = 0
+    for die_at in range(2, 2 * calls, 7):
+        if order(tmp_path, FEDERATION, die_at=die_at)["status"] == 0:
+            break
+        deaths += 1
+    assert deaths >= 5
+    assert facts(RunFolder(tmp_path / "it")) == expected
+    assert is_tidy(RunFolder(tmp_path / "it"))
+
+
+@pytest.mark.parametrize("share", [n / 5 for n in range(1, 5)])
+def test_a_federation_killed_at_one_file_operation(
+    order: Run, whole_federation: Any, tmp_path: Path, share: float
+) -> None:
+    expected, calls, _ = whole_federation
+    assert order(tmp_path, FEDERATION, die_at=round(share * calls))["status"] == KILLED
+    assert order(tmp_path, FEDERATION)["status"] == 0
+    assert facts(RunFolder(tmp_path / "it")) == expected
+    assert is_tidy(RunFolder(tmp_path / "it"))
+
+
+@pytest.mark.parametrize(
+    ("nth", "of"), [(2, "checkpoint"), (2, "client_states"), (4, "client_states")]
+)
+def test_a_federation_killed_in_the_middle_of_writing(
+    order: Run, whole_federation: Any, tmp_path: Path, nth: int, of: str
+) -> None:
+    assert order(tmp_path, FEDERATION, half_write=nth, of=of)["status"] == KILLED
+    assert order(tmp_path, FEDERATION)["status"] == 0
+    assert facts(RunFolder(tmp_path / "it")) == whole_federation[0]
+    assert is_tidy(RunFolder(tmp_path / "it"))
+
+
+def test_a_federation_killed_at_random_moments(
+    order: Run, whole_federation: Any, tmp_path: Path
+) -> None:
+    expected, _, seconds = whole_federation
+    moments = random.Random(0)
+    statuses = [
+        order(tmp_path, FEDERATION, delay=moments.uniform(0.2, 0.9) * seconds)["status"]
+        for _ in range(4)
+    ]
+    assert KILLED in statuses
+    assert order(tmp_path, FEDERATION)["status"] == 0
+    assert facts(RunFolder(tmp_path / "it")) == expected
+    assert is_tidy(RunFolder(tmp_path / "it"))
+
+
+def test_workers_end_with_the_run_they_work_for(order: Run, tmp_path: Path) -> None:
+    """A killed run leaves no process behind that would hold its lock, and goes on to its end."""
+    options = [*TINY, *FEDERATED, "train.what=last_blocks:1", "engine=parallel", "engine.workers=2"]
+    report = order(tmp_path / "whole", options)
+    assert report["status"] == 0
+    assert order(tmp_path / "cut", options, die_at=round(0.6 * report["calls"]))["status"] == KILLED
+    assert order(tmp_path / "cut", options)["status"] == 0
+    whole, cut = (RunFolder(tmp_path / name / "it") for name in ("whole", "cut"))
+    assert facts(cut) == facts(whole)

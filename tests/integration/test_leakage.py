@@ -12,7 +12,7 @@ from fedlens.data import splits, synthetic
 from fedlens.data.images import Dataset, Images
 from fedlens.experiments.records import runs
 from fedlens.experiments.run import start
-from tests.integration.conftest import Tiny, facts
+from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts
 
 
 def swapped(monkeypatch: pytest.MonkeyPatch, change: Callable[[Images], Images]) -> None:
@@ -25,7 +25,12 @@ def swapped(monkeypatch: pytest.MonkeyPatch, change: Callable[[Images], Images])
     monkeypatch.setattr(synthetic, "dataset", changed)
 
 
-@pytest.mark.parametrize("mode", [[], ["head=ridge", "train.what=head", "augment=none"]])
+RIDGE = ["head=ridge", "train.what=head", "augment=none"]
+
+
+@pytest.mark.parametrize(
+    "mode", [[], RIDGE, FEDERATED, [*FEDERATED, *ON_FEATURES], [*FEDERATED, *RIDGE]]
+)
 def test_the_test_split_is_not_read_before_the_final_evaluation(
     mode: list[str], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,15 +45,16 @@ def test_the_test_split_is_not_read_before_the_final_evaluation(
     swapped(monkeypatch, look)
     folder = start(config)
     assert folder.result is not None
-    epochs = len(folder.journal("metrics").read())
-    assert known == [(folder.result["choice"], epochs)]  # read once, with all choices made
+    units = len(folder.journal("metrics").read())
+    assert known == [(folder.result["choice"], units)]  # read once, with all choices made
 
 
+@pytest.mark.parametrize("mode", [[], [*FEDERATED, *ON_FEATURES]])
 @pytest.mark.parametrize("curve", ["true", "false"])
 def test_what_the_test_split_holds_changes_nothing_but_the_test_numbers(
-    curve: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    curve: str, mode: list[str], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = [f"evaluate.test_curve={curve}", "train.early_stopping=1"]
+    options = [*mode, f"evaluate.test_curve={curve}", "train.early_stopping=1"]
     honest = start(tiny(*options, root="honest"))
     with monkeypatch.context() as patch:
         swapped(patch, lambda images: Images(images.pixels, images.labels.flip(0)))

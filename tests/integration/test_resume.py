@@ -8,12 +8,11 @@ import torch
 
 from fedlens import files
 from fedlens.errors import FedlensError
-from fedlens.experiments.checkpoint import TENSORS
-from fedlens.experiments.config import Config
-from fedlens.experiments.records import RunFolder
+from fedlens.experiments.checkpoint import TENSORS, Checkpoints
+from fedlens.experiments.compose import load
+from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import resume, start
-from fedlens.experiments.signals import Interrupted, StopRequest
-from tests.integration.conftest import Tiny, facts
+from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts, interrupted_at
 
 MODES = {
     "plain": [],
@@ -35,28 +34,35 @@ MODES = {
     "no validation": ["data.validation=0", "evaluate.select=last"],
 }  # fmt: skip
 
+FEDERATIONS = {
+    "fedavg": [],
+    "fedprox": [*ON_FEATURES, "algorithm=fedprox", "algorithm.proximal=0.5"],
+    "scaffold": ["algorithm=scaffold", "partition=classes", "partition.classes_per_client=25"],
+    "scaffold on features": [*ON_FEATURES, "algorithm=scaffold", "checkpoint.every=2"],
+    "scaffold on features, one by one": [
+        *ON_FEATURES, "algorithm=scaffold", "engine.vectorise=false",
+    ],
+    "fedavgm": [*ON_FEATURES, "algorithm=fedavgm"],
+    "fedadam": [*ON_FEATURES, "algorithm=fedadam"],
+    "fedyogi": [*ON_FEATURES, "algorithm=fedyogi"],
+    "fednova with stragglers": [
+        *ON_FEATURES, "algorithm=fednova", "federated.fewest_local_steps=1",
+        "federated.local_steps=4",
+    ],
+    "median": [*ON_FEATURES, "algorithm=median"],
+    "trimmed mean": [*ON_FEATURES, "algorithm=trimmed_mean", "algorithm.trim=0.34"],
+    "norm clipping": [*ON_FEATURES, "algorithm=norm_clipping", "algorithm.clip_norm=0.1"],
+    "clients that drop out": [*ON_FEATURES, "federated.dropout=0.4", "algorithm=scaffold"],
+    "rare evaluation and checkpoints": [*ON_FEATURES, "evaluate.every=2", "checkpoint.every=5"],
+    "ridge, then last block": ["head=ridge", "train.what=last_blocks:1"],
+    "workers": [
+        "train.what=last_blocks:1",
+        "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",
+    ],
+}  # fmt: skip
 
-class Patience:
-    """Asks the run to stop at its n-th safe point."""
-
-    def __init__(self, points: int) -> None:
-        self.left = points
-
-    def check(self, request: StopRequest) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Interrupted("SIGTERM")
-
-
-def interrupted_at(config: Config, points: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    patience = Patience(points)
-    with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "check", lambda self: patience.check(self))
-        try:
-            start(config)
-        except Interrupted:
-            return True
-    return False
+# With three clients, validation and a test curve, a round has five safe points.
+STOPS = [(6, 2, 7), (4, 7, 3), (5, 8, 2), (7, 4, 6)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -67,6 +73,34 @@ def test_interrupted_and_resumed(mode: str, tiny: Tiny, monkeypatch: pytest.Monk
     stops = sum(interrupted_at(cut, points, monkeypatch) for points in (1, 3, 4, 6))
     assert stops >= 1
     assert facts(start(cut)) == expected
+
+
+@pytest.mark.parametrize("mode", FEDERATIONS)
+def test_a_federation_interrupted_and_resumed(
+    mode: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between clients of a round, in its evaluation, on the test curve: wherever it may stop."""
+    common = [*FEDERATED, *FEDERATIONS[mode], "evaluate.test_curve=true", "run.name=it"]
+    expected = facts(start(tiny(*common, root="whole")))
+    cut = tiny(*common, root="cut")
+    folder = RunFolder(Path(cut.run.root) / "it")
+    stops = 0
+    for points in STOPS[list(FEDERATIONS).index(mode) % len(STOPS)]:
+        stops += interrupted_at(cut, points, monkeypatch)
+        held, needed = client_files(folder)
+        assert held >= needed
+    assert stops >= 2
+    assert facts(start(cut)) == expected
+    held, needed = client_files(folder)
+    assert held == needed
+    assert bool(held) == ("algorithm=scaffold" in common)
+
+
+def client_files(folder: RunFolder) -> tuple[set[str], set[str]]:
+    """What lies in clients/, and what the checkpoints at hand refer to."""
+    states = Checkpoints(folder.checkpoints).states()
+    needed = {name for state in states for name in state["clients"].values()}
+    return {path.name for path in (folder.path / "clients").glob("*")}, needed
 
 
 def test_a_damaged_checkpoint_costs_time_not_truth(
@@ -82,11 +116,50 @@ def test_a_damaged_checkpoint_costs_time_not_truth(
     assert "is damaged" in folder.log.read_text()
 
 
+def test_a_damaged_checkpoint_does_not_take_the_clients_memory_with_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = [*FEDERATED, *ON_FEATURES, "algorithm=scaffold", "run.name=it"]
+    expected = facts(start(tiny(*common, root="whole")))
+    cut = tiny(*common, root="cut")
+    assert interrupted_at(cut, 10, monkeypatch)  # in round 3
+    folder = RunFolder(Path(cut.run.root) / "it")
+    (max(folder.checkpoints.iterdir()) / TENSORS).write_bytes(b"nonsense")
+    assert facts(resume(folder)) == expected
+    log = folder.log.read_text()
+    assert "is damaged" in log
+    assert "resuming from checkpoint round-000001" in log
+
+
+def test_a_lost_memory_of_a_client_is_named(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = tiny(*FEDERATED, *ON_FEATURES, "algorithm=scaffold", "federated.participation=1")
+    assert interrupted_at(cut, 9, monkeypatch)
+    (folder,) = runs(Path(cut.run.root))
+    for path in (folder.path / "clients").iterdir():
+        path.write_bytes(b"nonsense")
+    with pytest.raises(FedlensError, match=r"client-0-round-000001.safetensors is lost or damaged"):
+        resume(folder)
+    assert folder.state() == "failed"
+
+
+def test_a_federation_may_go_on_under_another_engine(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = [*FEDERATED, "train.what=last_blocks:1"]
+    expected = facts(start(tiny(*common, root="whole")))
+    cut = tiny(*common, root="cut")
+    assert interrupted_at(cut, 7, monkeypatch)
+    (folder,) = runs(Path(cut.run.root))
+    assert facts(resume(folder, ["engine=parallel", "engine.workers=2"])) == expected
+    stored = load(folder.config).engine
+    assert (stored.name, stored.workers, stored.threads_per_client) == ("parallel", 2, 1)
+
+
 def test_early_stopping_is_remembered(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["train.epochs=30", "train.lr=1e-12", "train.early_stopping=2"]
     folder = start(tiny(*options, root="whole"))
     assert folder.result is not None
-    assert folder.result["epochs"] == 3
+    assert folder.result["units"] == 3
     cut = tiny(*options, root="cut")
     for points in (9, 12):
         interrupted_at(cut, points, monkeypatch)

@@ -1,9 +1,11 @@
 """Runs `fedlens` in forked children that die on command, so that many deaths cost little time.
 
 stdin: one JSON object a line {"argv": [...], "die_at": n | null, "half_write": n | null,
-"delay": s | null, "signal": name | null}; stdout: {"status": exit status, "calls": n}.
-`die_at` kills the child at its n-th call of fsync, replace or rmtree; `half_write` in the middle of
-writing the tensors of its n-th checkpoint; `delay` sends the signal after so many seconds.
+"of": "checkpoint" | "client_states", "delay": s | null, "signal": name | null};
+stdout: {"status": exit status, "calls": n}.
+`die_at` kills the child at its n-th call of fsync, replace, unlink or rmtree; `half_write` in the
+middle of writing the tensors of its n-th checkpoint, or of its n-th client's state; `delay` sends
+the signal after so many seconds.
 """
 
 import json
@@ -18,11 +20,15 @@ from typing import Any
 
 import torch
 
-import fedlens.experiments.run  # noqa: F401  (imported once, for all children)
+import fedlens.experiments.run
+import fedlens.reporting.console  # noqa: F401  (imported once, for all children)
 from fedlens import cli
-from fedlens.experiments import checkpoint
+from fedlens.experiments import checkpoint, client_states
+from fedlens.experiments.compose import compose
 
 torch.set_num_threads(1)
+compose("quickstart", ["seed=1"])  # the first time takes longest
+cli._draw = lambda folder: None  # what comes after a run's end is not what is killed here
 
 
 def deadly(
@@ -37,8 +43,8 @@ def deadly(
     return wrapped
 
 
-def half_writing(nth: int) -> Callable[..., None]:
-    whole, saves = checkpoint.save_file, [0]
+def half_writing(whole: Callable[..., None], nth: int) -> Callable[..., None]:
+    saves = [0]
 
     def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
         whole(tensors, path)
@@ -52,10 +58,11 @@ def half_writing(nth: int) -> Callable[..., None]:
 
 def child(order: dict[str, Any], report: int) -> None:
     calls = [0]
-    for module, name in ((os, "fsync"), (os, "replace"), (shutil, "rmtree")):
+    for module, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (shutil, "rmtree")):
         setattr(module, name, deadly(getattr(module, name), calls, order.get("die_at")))
     if order.get("half_write"):
-        checkpoint.save_file = half_writing(order["half_write"])  # type: ignore[assignment]
+        writer: Any = client_states if order.get("of") == "client_states" else checkpoint
+        writer.save_file = half_writing(writer.save_file, order["half_write"])
     sys.argv = ["fedlens", *order["argv"]]
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)

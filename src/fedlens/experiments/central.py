@@ -47,7 +47,7 @@ class Central:
                 record = {"lr": lr, "train": loop.position.tally.metrics()}
                 loop.close(self, record, self._timing())
         except Interrupted:
-            loop.save(self)
+            loop.leave(self)
             raise
         return loop.position
 

@@ -79,7 +79,7 @@ class Federation:
                     record, timing = self.play(number, breathe)
                     loop.close(self, record, timing)
         except Interrupted:
-            loop.save(self)
+            loop.leave(self)
             raise
         self.memory.prune(self._tables())  # the last save let go of checkpoints too
         return loop.position

@@ -147,6 +147,11 @@ class Loop:
             best=self.position.best,
         )
 
+    def leave(self, trainee: Trainee) -> None:
+        """Saves where training was interrupted, unless that very position is saved already."""
+        if self._name() not in self.ledger.checkpoints.names():
+            self.save(trainee)
+
     def _name(self) -> str:
         position = self.position
         step = f"-step-{position.step:06d}" if position.step else ""

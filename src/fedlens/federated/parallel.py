@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -110,7 +111,10 @@ class Parallel:
             daemon=True,
             name=f"fedlens-worker-{number}",
         )
-        process.start()
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads; a worker uses none of those it inherits.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
         theirs.close()
         return Worker(process, ours)
 

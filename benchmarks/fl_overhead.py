@@ -1,0 +1,76 @@
+"""What federation costs: rounds of FedAvg against a bare loop with the same number of steps.
+
+Ours samples the cohort, gathers and normalises uint8 images, loads and aggregates parameters,
+observes drift, cosine and signs, and writes records; the bare loop trains one model on tensors
+prepared beforehand. Run: python benchmarks/fl_overhead.py
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from federation import equal_shards, federation, parts, rounds
+from fedlens import rng
+from fedlens.data.batches import ImageExamples, Pipeline
+from fedlens.data.images import Images
+from fedlens.memory import keep_large_blocks
+from fedlens.models import backbones, heads
+from fedlens.models.classifier import Classifier
+from side_by_side import compare, print_table, print_verdict
+
+BACKBONE, RESOLUTION = "dino_vits16", 96
+CLIENTS, COHORT, STEPS, BATCH, CLASSES = 100, 10, 4, 32, 100
+MIN_RATIO = 0.95
+
+
+def bare(model: Classifier, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], int]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+
+    def turn() -> int:
+        for _ in range(COHORT * STEPS):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        return 1
+
+    return turn
+
+
+def main() -> None:
+    keep_large_blocks()  # as every run does
+    draw = rng.generator(0, "benchmark")
+    count = CLIENTS * BATCH * STEPS
+    pixels = torch.randint(256, (count, 3, 32, 32), generator=draw, dtype=torch.uint8)
+    images = Images(pixels, torch.randint(CLASSES, (count,), generator=draw))
+    row = backbones.find(BACKBONE)
+    backbone = backbones.create(row, resolution=RESOLUTION)
+    model = Classifier(backbone, heads.linear(backbones.width(backbone), CLASSES, 0))
+    examples = ImageExamples(images, None, Pipeline(RESOLUTION, row.mean, row.std))
+    first = torch.arange(BATCH)
+    plain = bare(copy.deepcopy(model), examples.batch(first), images.labels[first])
+    shards = equal_shards(CLIENTS, BATCH * STEPS)
+    told = [f"federated.local_steps={STEPS}", f"train.batch_size={BATCH}", "augment=none"]
+    with federation(parts(model, examples, shards, CLASSES), told) as played:
+        found = compare(
+            {"fedlens": rounds(played), "bare": plain},
+            min_turns=3,
+            max_turns=7,
+            uncertainty=0.01,
+        )
+    seconds = [f"{1 / found.speed(side):.2f}" for side in found.speeds]
+    print(
+        f"{BACKBONE} at {RESOLUTION} px, {COHORT} clients × {STEPS} steps × batch {BATCH}, "
+        f"{torch.get_num_threads()} threads; seconds per round"
+    )
+    print_table(
+        ["fedlens", "bare loop", "ratio", "turns"],
+        [[*seconds, f"{found.ratio:.3f}", str(len(found.ratios))]],
+    )
+    met = found.ratio >= MIN_RATIO
+    print_verdict("fl_overhead", {"ratio": found.ratio}, {"min_ratio": MIN_RATIO}, met)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,424 @@
+"""Federated runs from end to end: what they record, who carries them out, what they survive."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console, RenderableType
+from safetensors.torch import load_file, save
+
+from fedlens.errors import FedlensError
+from fedlens.experiments.checkpoint import TENSORS
+from fedlens.experiments.compose import load
+from fedlens.experiments.records import RunFolder, runs
+from fedlens.experiments.run import resume, start
+from fedlens.federated.client import Task, Trainer, Update
+from fedlens.params import Params
+from fedlens.reporting.console import run_page, runs_table
+from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts, interrupted_at
+
+RIDGE = ["head=ridge", "train.what=head", "augment=none"]
+MODES = {
+    "full": [],
+    "last block": ["train.what=last_blocks:1"],
+    "frozen blocks": ["backbone.freeze_blocks=2"],
+    "head on features": ON_FEATURES,
+    "head on images": ["train=head", "augment=standard"],
+    "ridge alone": RIDGE,
+    "ridge alone, on images": ["head=ridge", "train.what=head", "augment=standard", "engine=auto"],
+    "class means alone": ["head=class_means", "train.what=head", "augment=none"],
+    "ridge, then full": ["head=ridge"],
+    "class means, then last block": ["head=class_means", "train.what=last_blocks:1"],
+    "ridge, then trained": [*RIDGE, "head.freeze=false"],
+}
+WORKERS = ["engine=parallel", "engine.workers=2", "engine.threads_per_client=1"]
+
+
+def shown(page: RenderableType) -> str:
+    console = Console(width=250)
+    with console.capture() as capture:
+        console.print(page)
+    return capture.get()
+
+
+def records(folder: RunFolder) -> list[dict[str, Any]]:
+    return folder.journal("metrics").read()
+
+
+def outcome(folder: RunFolder) -> dict[str, Any]:
+    assert folder.result is not None
+    return folder.result
+
+
+def serialised(folder: RunFolder) -> int:
+    """Bytes of the trained parameters, as safetensors."""
+    tensors = load_file(max(folder.checkpoints.iterdir()) / TENSORS)
+    return len(save({n[6:]: value for n, value in tensors.items() if n.startswith("model/")}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_central_mode_has_a_federated_counterpart(mode: str, tiny: Tiny) -> None:
+    folder = start(tiny(*FEDERATED, *MODES[mode], "federated.rounds=2"))
+    result = outcome(folder)
+    trained = 0 if "alone" in mode else 2
+    assert (result["unit"], result["units"], result["clients"]) == ("round", trained, 5)
+    first = 0 if "ridge" in mode or "means" in mode else 1  # a computed head is worth a look
+    assert [record["round"] for record in records(folder)] == list(range(first, trained + 1))
+    assert set(result["per_client"]) == {"mean", "worst_decile"}
+    assert result["facts"].keys() >= (
+        {"temperature", "statistics_bytes_up"} if not first else set()
+    )
+    row = shown(runs_table([folder]))
+    assert "finished" in row
+    assert f"{trained} rounds" in row
+    assert "fedavg, 5 clients, 2 local steps, partition iid" in shown(run_page(folder))
+
+
+def test_a_federated_ridge_is_the_central_one_whoever_holds_what(tiny: Tiny) -> None:
+    pooled = outcome(start(tiny(*RIDGE, "run.name=central")))
+    for partition in ("iid", "classes", "dirichlet", "quantity"):
+        many = [f"partition={partition}", "partition.classes_per_client=40"]
+        found = outcome(start(tiny(*FEDERATED, *RIDGE, *many, f"run.name={partition}")))
+        assert found["facts"]["ridge_lambda"] == pooled["facts"]["ridge_lambda"]
+        assert found["test"]["per_class"] == pooled["test"]["per_class"]
+        assert found["test"]["loss"] == pytest.approx(pooled["test"]["loss"], rel=1e-4)
+
+
+def test_what_a_round_leaves_on_record(tiny: Tiny) -> None:
+    options = ["federated.rounds=5", "evaluate.every=2", "train.schedule.name=linear"]
+    config = tiny(*FEDERATED, *options, "partition=classes", "partition.classes_per_client=30")
+    folder = start(config)
+    lines = records(folder)
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["round"] for line in lines if "validation" in line] == [2, 4, 5]
+    common = {
+        "round", "lr", "participants", "clients", "train", "client_losses", "update_norms",
+        "drift", "cosine", "sign_agreement", "bytes_down", "bytes_up",
+    }  # fmt: skip
+    weight = serialised(folder)
+    for line in lines:
+        evaluated = {"validation", "per_client"} if "validation" in line else set()
+        assert line.keys() == common | evaluated
+        assert line["clients"] == line["participants"] == sorted(set(line["participants"]))
+        assert len(line["clients"]) == len(line["client_losses"]) == len(line["update_norms"]) == 3
+        assert line["lr"] == 0.05 * config.train.schedule.factor(line["round"] - 1, 5)
+        assert line["train"].keys() == {"loss", "accuracy"}
+        assert min(line["client_losses"]) <= line["train"]["loss"] <= max(line["client_losses"])
+        assert 0 < line["drift"] <= max(line["update_norms"])
+        assert -1 <= line["cosine"] <= 1
+        assert 0 <= line["sign_agreement"] <= 1
+        assert line["bytes_down"] == line["bytes_up"] == 3 * weight
+        if evaluated:
+            served = line["per_client"]
+            assert 0 <= served["worst_decile"] <= served["mean"] <= 1
+    assert len({tuple(line["participants"]) for line in lines}) > 1
+    assert "seconds" not in folder.journal("metrics").path.read_text()
+
+    timings = folder.journal("timings").read()
+    assert [timing["round"] for timing in timings] == [1, 2, 3, 4, 5]
+    for timing in timings:
+        phases = {"prepare_seconds", "train_seconds", "aggregate_seconds", "evaluate_seconds"}
+        assert timing.keys() == {"round", "images_per_second", *phases}
+        assert all(timing[phase] >= 0 for phase in phases)
+
+
+def test_who_holds_what_is_on_record(tiny: Tiny) -> None:
+    skew = ["partition=classes", "partition.classes_per_client=30"]
+    folder = start(tiny(*FEDERATED, *RIDGE, *skew))
+    found = folder.partition
+    assert found is not None
+    assert (found["name"], found["classes_per_client"]) == ("classes", 30)
+    histogram, numbers = torch.tensor(found["histogram"]), found["statistics"]
+    assert histogram.shape == (5, 100)
+    assert numbers["sizes"] == histogram.sum(1).tolist()
+    assert numbers["classes_per_client"] == (histogram > 0).sum(1).tolist() == [30] * 5
+    assert numbers["samples"] == int(histogram.sum())
+    assert len(numbers["label_entropy"]) == len(numbers["emd"]) == 5
+    assert numbers["summary"].keys() == {"sizes", "classes_per_client", "label_entropy", "emd"}
+    assert all(0 <= distance <= 1 for distance in numbers["emd"])
+
+
+def test_the_budget_of_local_steps_decides_the_rounds(tiny: Tiny) -> None:
+    options = ["federated.rounds=auto", "federated.local_step_budget=9"]
+    folder = start(tiny(*FEDERATED, *ON_FEATURES, *options, "federated.local_steps=4"))
+    assert [record["round"] for record in records(folder)] == [1, 2, 3]
+    factors = [record["lr"] / 0.05 for record in records(folder)]
+    assert factors == sorted(factors, reverse=True)  # the schedule knows how many there are
+
+
+def test_no_rounds_at_all_is_the_model_as_it_came(tiny: Tiny) -> None:
+    folder = start(tiny(*FEDERATED, *ON_FEATURES, "federated.rounds=0"))
+    assert [record["round"] for record in records(folder)] == [0]
+    assert outcome(folder)["units"] == 0
+
+
+def test_early_stopping_and_selection_on_validation(tiny: Tiny) -> None:
+    still = [*FEDERATED, *ON_FEATURES, "federated.rounds=30", "train.lr=1e-12"]
+    folder = start(tiny(*still, "train.early_stopping=2", "evaluate.every=2"))
+    assert outcome(folder)["units"] == 6  # the second round was never improved on
+    assert outcome(folder)["choice"] | {"parameters": ""} == {
+        "parameters": "", "chosen_on": "validation", "unit": 2,
+    }  # fmt: skip
+
+    learning = [*FEDERATED, *ON_FEATURES, "federated.rounds=6", "train.lr=0.3"]
+    best = start(tiny(*learning, "evaluate.select=best", "checkpoint.every=4"))
+    last = start(tiny(*learning, "evaluate.select=last"))
+    assert facts(best)["metrics"] == facts(last)["metrics"]
+    found = [record["validation"]["top1"] for record in records(best)]
+    assert outcome(best)["choice"]["unit"] == 1 + found.index(max(found))
+    assert outcome(best)["validation"]["top1"] == max(found)
+    assert outcome(last)["choice"] | {"parameters": ""} == {
+        "parameters": "", "chosen_on": "last", "unit": 6,
+    }  # fmt: skip
+
+
+ALIKE = {
+    "head on augmented images": [
+        "train=head",
+        "augment=strong",
+        "head.dropout=0.2",
+        "federated.rounds=2",
+    ],
+    "scaffold, near the global model, stragglers": [
+        "train.what=last_blocks:1",
+        "algorithm=scaffold", "algorithm.proximal=0.1", "federated.fewest_local_steps=1",
+    ],
+    "head on features": [*ON_FEATURES, "engine.vectorise=false", "algorithm=median"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ALIKE)
+def test_workers_give_the_bits_of_one_process(mode: str, tiny: Tiny) -> None:
+    common = [*FEDERATED, *ALIKE[mode], "engine.threads_per_client=1"]
+    alone = start(tiny(*common, "engine=serial", root="serial"))
+    together = start(tiny(*common, *WORKERS, root="parallel"))
+    assert facts(together) == facts(alone)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_auto_says_what_it_picked_and_keeps_it(
+    faster: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedlens.experiments import engine
+
+    common = [*FEDERATED, *ON_FEATURES, "engine.vectorise=false"]
+    expected = facts(start(tiny(*common, root="whole")))
+    monkeypatch.setattr(engine, "WORTH", 0.0 if faster else 1e9)
+    config = tiny(*common, "engine=auto", "engine.workers=2")
+    assert interrupted_at(config, 6, monkeypatch)
+    (folder,) = runs(Path(config.run.root))
+    picked = "parallel" if faster else "serial"
+    assert f"as one process with 1: {picked}" in folder.log.read_text()
+    assert load(folder.config).engine.name == picked
+    monkeypatch.setattr(engine, "WORTH", 1e9 if faster else 0.0)  # now the probe would say other
+    assert facts(start(config)) == expected  # and the probe left no trace in the model
+    assert load(folder.config).engine.name == picked
+    assert folder.log.read_text().count("engine=auto") == 1
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Task, Update], Update]) -> None:
+    """Clients answer with `change(task, update)`."""
+    real = Trainer.train
+
+    def train(self: Trainer, task: Task, parameters: Params) -> Update:
+        return change(task, real(self, task, parameters))
+
+    monkeypatch.setattr(Trainer, "train", train)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked with the patch in them")
+def test_a_worker_that_dies_costs_time_not_truth(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    common = [*FEDERATED, *ON_FEATURES, "engine.vectorise=false", "algorithm=scaffold"]
+    expected = facts(start(tiny(*common, root="whole")))
+    main, died = os.getpid(), tmp_path / "died"
+
+    def dying(task: Task, update: Update) -> Update:
+        if task.round == 2 and os.getpid() != main and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update
+
+    changed(monkeypatch, dying)
+    folder = start(tiny(*common, *WORKERS, root="cut"))
+    assert died.exists()
+    assert facts(folder) == expected
+    both_ways = 3 * 2 * serialised(folder)  # with SCAFFOLD, controls travel beside parameters
+    assert all(line["bytes_down"] == line["bytes_up"] == both_ways for line in records(folder))
+    assert "died (exit code -9): it is replaced" in folder.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["partition=quantity", "partition.min_size=1"],
+        ["algorithm=scaffold", "head.dropout=0.2", "train.label_smoothing=0.1"],
+        ["algorithm=fedprox", "train.nesterov=true", "train.clip_norm=0.5", "algorithm.proximal=1"],
+        ["algorithm=fednova", "federated.fewest_local_steps=1", "federated.local_steps=5"],
+    ],
+)
+def test_a_cohort_as_one_product_learns_what_its_clients_do(options: list[str], tiny: Tiny) -> None:
+    common = [*FEDERATED, *ON_FEATURES, *options, "federated.rounds=5", "train.lr=0.3"]
+    fast = start(tiny(*common, root="fast"))
+    slow = start(tiny(*common, "engine.vectorise=false", root="slow"))
+    sample = 1 / outcome(slow)["test"]["count"]
+    assert outcome(fast)["test"]["top1"] == pytest.approx(outcome(slow)["test"]["top1"], abs=sample)
+    held = 40  # validation images
+    for one, other in zip(records(fast), records(slow), strict=True):
+        assert one["participants"] == other["participants"]
+        assert one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-4)
+        assert one["client_losses"] == pytest.approx(other["client_losses"], rel=1e-4)
+        assert one["update_norms"] == pytest.approx(other["update_norms"], rel=1e-3)
+        assert one["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-4)
+        assert one["validation"]["top1"] == pytest.approx(
+            other["validation"]["top1"], abs=1.001 / held
+        )
+
+
+def test_a_round_that_nobody_answers_keeps_the_model(tiny: Tiny) -> None:
+    options = ["federated.dropout=0.7", "federated.rounds=8", "algorithm=fedavgm"]
+    folder = start(tiny(*FEDERATED, *ON_FEATURES, *options))
+    lines = records(folder)
+    silent = [line for line in lines if not line["clients"]]
+    assert 0 < len(silent) < 8
+    for line in lines:
+        assert set(line["dropped"]) == set(line["participants"]) - set(line["clients"])
+        assert line["bytes_up"] * 3 == line["bytes_down"] * len(line["clients"])
+        before = lines[line["round"] - 2]["validation"]
+        if not line["clients"]:
+            assert "train" not in line
+            assert line["round"] == 1 or line["validation"] == before
+        else:
+            assert line["validation"] != before
+    assert "–" in shown(run_page(folder))
+
+
+def nan(update: Update) -> Update:
+    return replace(update, parameters={n: v * torch.nan for n, v in update.parameters.items()})
+
+
+def infinite(update: Update) -> Update:
+    spoiled = {name: value.clone() for name, value in update.parameters.items()}
+    spoiled["head.bias"][0] = torch.inf
+    return replace(update, parameters=spoiled)
+
+
+def misshapen(update: Update) -> Update:
+    return replace(update, parameters={**update.parameters, "head.bias": torch.zeros(3)})
+
+
+def incomplete(update: Update) -> Update:
+    return replace(update, parameters={"head.bias": update.parameters["head.bias"]})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "algorithm"),
+    [
+        (nan, "not finite", "scaffold"),
+        (infinite, "not finite", "median"),
+        (misshapen, "head.bias has shape (3,) instead of (100,)", "scaffold"),
+        (incomplete, "missing head.weight", "fedadam"),
+    ],
+)
+def test_bad_updates_are_left_out_counted_and_logged(
+    spoil: Callable[[Update], Update],
+    reason: str,
+    algorithm: str,
+    tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed(monkeypatch, lambda task, update: spoil(update) if task.client == 0 else update)
+    common = [*FEDERATED, *ON_FEATURES, "engine.vectorise=false", f"algorithm={algorithm}"]
+    folder = start(tiny(*common))
+    met = 0
+    for line in records(folder):
+        assert line["clients"] == [client for client in line["participants"] if client]
+        assert len(line["update_norms"]) == len(line["clients"])
+        if 0 in line["participants"]:
+            met += 1
+            assert line["rejected"].keys() == {"0"}
+            assert reason in line["rejected"]["0"]
+        else:
+            assert "rejected" not in line
+    assert met
+    assert folder.log.read_text().count("The update of client 0 in round") == met
+    assert "client-0-" not in " ".join(p.name for p in folder.path.glob("clients/*"))
+
+    with pytest.raises(FedlensError, match="fail_on_bad_update is set") as caught:
+        start(tiny(*common, "federated.fail_on_bad_update=true", "run.name=strict"))
+    assert "\n" not in str(caught.value)
+    strict = RunFolder(folder.path.parent / "strict")
+    assert strict.state() == "failed"
+    assert "client 0" in shown(run_page(strict))
+
+
+@pytest.mark.parametrize("engine", [[], ["engine.vectorise=false"], WORKERS])
+def test_when_all_updates_are_bad_the_model_is_kept(engine: list[str], tiny: Tiny) -> None:
+    """A learning rate that no client survives."""
+    folder = start(tiny(*FEDERATED, *ON_FEATURES, *engine, "train.lr=1e38", "train.momentum=0"))
+    lines = records(folder)
+    assert [line["clients"] for line in lines] == [[]] * 3
+    assert all(len(line["rejected"]) == 3 for line in lines)
+    assert len({json.dumps(line["validation"]) for line in lines}) == 1
+    assert outcome(folder)["units"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["partition=classes", "partition.classes_per_client=101"], "more classes than the 100"),
+        (["partition=classes", "partition.classes_per_client=19"], "95 places for 100 classes"),
+        (["federated.clients=500"], "federated.clients=500 is more than the 360"),
+        (["partition=dirichlet", "partition.min_size=100"], "partition.min_size=100"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_one_sentence(
+    options: list[str], words: str, tiny: Tiny
+) -> None:
+    with pytest.raises(FedlensError, match=words) as caught:
+        start(tiny(*FEDERATED, *options))
+    assert "\n" not in str(caught.value)
+    assert "choose" in str(caught.value)
+
+
+def test_central_federated_and_interrupted_runs_are_listed_side_by_side(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(tiny(*ON_FEATURES, "run.name=central"))
+    start(tiny(*FEDERATED, *ON_FEATURES, "run.name=federated"))
+    skewed = ["partition=dirichlet", "partition.alpha=0.5", "partition.min_size=1"]
+    config = tiny(*FEDERATED, *ON_FEATURES, *skewed, "algorithm=scaffold", "run.name=stopped")
+    assert interrupted_at(config, 7, monkeypatch)
+    early = tiny(*FEDERATED, *ON_FEATURES, "train.lr=0.04", "run.name=early")
+    assert interrupted_at(early, 1, monkeypatch)
+    folders = runs(Path(config.run.root))
+    rows = {line.split()[0]: line for line in shown(runs_table(folders)).splitlines()[1:]}
+    for name, words in {
+        "central": ["finished", "3 epochs"],
+        "federated": ["finished", "3 rounds"],
+        "stopped": ["interrupted", "1 round"],
+        "early": ["interrupted", "0 rounds"],
+    }.items():
+        assert all(word in rows[name] for word in words), rows[name]
+    pages = {folder.name: shown(run_page(folder)) for folder in folders}
+    assert "federation" not in pages["central"]
+    assert "per client" in pages["federated"]
+    assert "scaffold, 5 clients, 2 local steps, partition dirichlet, alpha 0.5" in pages["stopped"]
+    assert "fedlens resume" in pages["stopped"]
+    (stopped,) = (folder for folder in folders if folder.name == "stopped")
+    assert "finished" in shown(run_page(resume(stopped)))
+
+
+def test_the_folder_tells_federations_apart(tiny: Tiny) -> None:
+    folder = start(tiny(*FEDERATED, *RIDGE, "partition=dirichlet", "partition.min_size=1"))
+    assert "_dirichlet0.3_fedavg-J2_s0_" in folder.name
+    assert folder.manifest is not None
+    assert folder.manifest["partition"] == asdict(load(folder.config).partition)
