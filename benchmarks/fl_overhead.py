@@ -56,7 +56,7 @@ def main() -> None:
         found = compare(
             {"fedlens": rounds(played), "bare": plain},
             min_turns=3,
-            max_turns=7,
+            max_turns=4,
             uncertainty=0.01,
         )
     seconds = [f"{1 / found.speed(side):.2f}" for side in found.speeds]

@@ -1,5 +1,4 @@
 import copy
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,14 +9,13 @@ from torch import nn
 from fedlens import params
 from fedlens.data.batches import FeatureExamples
 from fedlens.federated import sampling, server
-from fedlens.federated.aggregate import AggregatorSettings, Mean
 from fedlens.federated.client import (
     LocalRules,
     Task,
     Trainer,
     client_stream,
     effective_steps,
-    local_batches,
+    local_order,
     trained,
 )
 from fedlens.federated.engines import Serial
@@ -47,9 +45,10 @@ def plain(
         weight_decay=given.weight_decay,
         nesterov=given.nesterov,
     )
-    batches = local_batches(len(asked.shard), given.batch_size, client_stream(SEED, asked))
+    stream = client_stream(SEED, asked)
+    order = local_order(len(asked.shard), given.batch_size, asked.steps, stream)
     total, correct = 0.0, 0
-    for batch in islice(batches, asked.steps):
+    for batch in torch.split(*order):
         index = asked.shard[batch]
         optimizer.zero_grad()
         logits = model(examples.features[index])
@@ -127,7 +126,7 @@ def test_only_what_requires_a_gradient_is_trained_and_travels() -> None:
 @pytest.mark.parametrize(("size", "batch"), [(10, 4), (12, 4), (3, 8), (1, 1)])
 def test_batches_are_shuffled_passes_without_replacement(size: int, batch: int) -> None:
     a_pass = -(-size // batch)
-    drawn = list(islice(local_batches(size, batch, Stream(0, ("test",))), 5 * a_pass))
+    drawn = torch.split(*local_order(size, batch, 5 * a_pass, Stream(0, ("test",))))
     passes = [torch.cat(drawn[k * a_pass : (k + 1) * a_pass]) for k in range(5)]
     for one in passes:
         assert torch.equal(one.sort().values, torch.arange(size))
@@ -138,7 +137,7 @@ def test_batches_are_shuffled_passes_without_replacement(size: int, batch: int) 
 
 def test_an_empty_shard_is_refused() -> None:
     with pytest.raises(ValueError, match="empty shard"):
-        next(local_batches(0, 4, Stream(0, ("test",))))
+        local_order(0, 4, 1, Stream(0, ("test",)))
 
 
 def one_bias(given: LocalRules, *, steps: int, correction: Any = None) -> torch.Tensor:
@@ -212,8 +211,7 @@ def test_one_client_that_holds_everything_is_central_sgd_bit_for_bit(
     for round_ in (1, 2):
         assert sampling.cohort(SEED, round_, clients=1, size=1) == [0]
         asked = Task(round_, 0, torch.arange(40), 13, 0.1)
-        aggregator = Mean(held.parameters, AggregatorSettings())
-        gathering = Gathering(held.parameters, aggregator, given, strict=True)
+        gathering = Gathering(held.parameters, given, strict=True)
         for update in Serial(trainer, 1).updates(held.parameters, [asked]):
             gathering.add(update)
         change = gathering.change()

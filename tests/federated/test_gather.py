@@ -7,7 +7,7 @@ import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregate import TABLE, AggregatorSettings
+from fedlens.federated.aggregate import TABLE
 from fedlens.federated.client import Task, Update
 from fedlens.federated.gather import Gathering
 from fedlens.training.local import Tally
@@ -27,8 +27,7 @@ def update(client: int, moved: Parameters | None = None, fault: str | None = Non
 def gathering(
     *, strict: bool = False, aggregator: str = "mean", momentum: float = 0.0
 ) -> Gathering:
-    row = TABLE[aggregator](START, AggregatorSettings())
-    return Gathering(START, row, rules(momentum=momentum), strict=strict)
+    return Gathering(START, rules(momentum=momentum), aggregator=aggregator, strict=strict)
 
 
 def with_value(bad: float) -> Callable[[Parameters], None]:

@@ -22,9 +22,9 @@ from fedlens.experiments.loop import Loop, Position
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import Interrupted, StopRequest
 from fedlens.federated import aggregate, sampling, server, wire
-from fedlens.federated.client import Task, effective_steps, trained
+from fedlens.federated.client import Task, Update, effective_steps, trained
 from fedlens.federated.control import Controls
-from fedlens.federated.engines import Engine
+from fedlens.federated.engines import Engine, limited_threads
 from fedlens.federated.gather import Gathering
 
 MOMENTS, CONTROL = "server/", "control/"
@@ -60,7 +60,9 @@ class Federation:
             tau=chosen.server_tau,
         )
         self.server = server.Server(self.parameters, server.TABLE[chosen.server], settings)
-        self.aggregator = aggregate.AggregatorSettings(trim=chosen.trim, clip_norm=chosen.clip_norm)
+        self.aggregation = aggregate.AggregatorSettings(
+            trim=chosen.trim, clip_norm=chosen.clip_norm
+        )
         self.memory = ClientStates(memory, parts.model.head.weight.device)
         self.controls = None
         if chosen.scaffold:
@@ -128,20 +130,20 @@ class Federation:
         lr = settings.lr * settings.schedule.factor(number - 1, self.loop.total)
         tasks = [self._task(number, client, lr) for client in present]
         start = self.server.parameters
-        make = aggregate.TABLE[self.config.algorithm.aggregator]
         gathering = Gathering(
-            start, make(start, self.aggregator), self.rules, strict=federated.fail_on_bad_update
+            start,
+            self.rules,
+            aggregator=self.config.algorithm.aggregator,
+            settings=self.aggregation,
+            strict=federated.fail_on_bad_update,
         )
         prepared = time.monotonic()
         aggregating = 0.0
         for update in self.engine.updates(start, tasks):
             arrived = time.monotonic()
-            if gathering.add(update) and self.controls and update.task.correction:
-                task, rules = update.task, self.rules
-                steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
-                self.controls.learn(
-                    task.client, update.task.correction, start, update.parameters, steps * task.lr
-                )
+            with limited_threads(1):  # the others are the workers', where there are any
+                if gathering.add(update) and self.controls:
+                    self._learn(self.controls, update)
             aggregating += time.monotonic() - arrived
             breathe()
         trained_by = time.monotonic()
@@ -178,6 +180,13 @@ class Federation:
         )
         correction = self.controls.correction(client) if self.controls else None
         return Task(number, client, self.partition.shard(client), steps, lr, correction)
+
+    def _learn(self, controls: Controls, update: Update) -> None:
+        task, rules = update.task, self.rules
+        assert task.correction is not None
+        steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
+        start, end = self.server.parameters, update.parameters
+        controls.learn(task.client, task.correction, start, end, scale=steps * task.lr)
 
     def _traffic(self, told: int, answered: int) -> dict[str, int]:
         """Bytes, as serialised; with SCAFFOLD the controls travel too, both ways."""

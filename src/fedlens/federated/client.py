@@ -6,15 +6,12 @@ FedProx adds μ(w − w_global) to each gradient (Li et al., 2020, https://arxiv
 SCAFFOLD c − c_i (Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378).
 """
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import count, islice
 
 import torch
 
 from fedlens import params
-from fedlens.data.batches import shuffled
 from fedlens.data.images import Examples
 from fedlens.models.classifier import Classifier
 from fedlens.params import Params
@@ -68,13 +65,14 @@ class Trainer:
         *,
         compiled: bool = False,
     ) -> None:
-        self.model = model
+        # Convolutions on a CPU are up to 1.5 times as fast on this layout; nothing else notices.
+        self.model = model.to(memory_format=torch.channels_last)
         self.examples = examples
         self.rules = rules
         self.seed = seed
         self.compiled = compiled
-        self.forward: Model = torch.compile(model) if compiled else model
-        self.trained = trained(model)
+        self.forward: Model = torch.compile(self.model) if compiled else self.model
+        self.trained = trained(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -96,13 +94,13 @@ class Trainer:
             nesterov=rules.nesterov,
         )
         stream = client_stream(self.seed, task)
-        batches = local_batches(len(task.shard), rules.batch_size, stream)
+        order = local_order(len(task.shard), rules.batch_size, task.steps, stream)
         tally, fault = Tally(), None
         adjust = None
         if rules.proximal or task.correction:
             adjust = lambda: self._adjust(parameters, task.correction)  # noqa: E731
         try:
-            for step, index in enumerate(islice(batches, task.steps)):
+            for step, index in enumerate(torch.split(*order)):
                 local_step(
                     self.forward, optimizer, self.examples, task.shard[index], rules.step, tally,
                     stream=stream, step=step, width=self.model.head.in_features, adjust=adjust,
@@ -131,12 +129,22 @@ def client_stream(seed: int, task: Task) -> Stream:
     return Stream(seed, ("client", task.round, task.client))
 
 
-def local_batches(size: int, batch_size: int, stream: Stream) -> Iterator[torch.Tensor]:
-    """Passes over a shard without replacement, shuffled anew each time, without end."""
+def local_order(
+    size: int, batch_size: int, steps: int, stream: Stream
+) -> tuple[torch.Tensor, list[int]]:
+    """The places in a shard that `steps` batches take, one after another, and the batches' sizes.
+
+    Passes without replacement, shuffled anew each time; the last batch of a pass may be smaller.
+    """
     if not size:
         raise ValueError("an empty shard has no batches")
-    for number in count():
-        yield from shuffled(size, batch_size, stream.draw("order", number))
+    whole, rest = divmod(size, batch_size)
+    one_pass = [batch_size] * whole + [rest] * (rest > 0)
+    passes = -(-steps // len(one_pass))
+    sizes = (one_pass * passes)[:steps]
+    draws = (stream.draw("order", number) for number in range(passes))
+    order = torch.cat([torch.randperm(size, generator=draw) for draw in draws])
+    return order[: sum(sizes)], sizes
 
 
 def effective_steps(steps: int, momentum: float, *, nesterov: bool = False) -> float:

@@ -7,7 +7,7 @@ import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregate import Aggregator, Contribution
+from fedlens.federated.aggregate import TABLE, AggregatorSettings, Contribution, Mean
 from fedlens.federated.client import LocalRules, Update, effective_steps
 from fedlens.federated.observe import Observer
 from fedlens.params import Params
@@ -18,11 +18,18 @@ log = logging.getLogger(__name__)
 
 class Gathering:
     def __init__(
-        self, start: Params, aggregator: Aggregator, rules: LocalRules, *, strict: bool
+        self,
+        start: Params,
+        rules: LocalRules,
+        *,
+        aggregator: str = "mean",
+        settings: AggregatorSettings = AggregatorSettings(),  # noqa: B008  (it is frozen)
+        strict: bool = False,
     ) -> None:
         """`strict`: a bad update ends the run instead of being left out."""
         self.start = start
-        self.aggregator = aggregator
+        self.mean = Mean(start, settings)  # what drift is measured from, whatever is aggregated
+        self.aggregator = self.mean if aggregator == "mean" else TABLE[aggregator](start, settings)
         self.rules = rules
         self.strict = strict
         self.observer = Observer(start)
@@ -46,7 +53,9 @@ class Gathering:
         rules = self.rules
         steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
         examples = len(task.shard)
-        self.aggregator.add(Contribution(update.parameters, examples, steps, norm))
+        contribution = Contribution(update.parameters, examples, steps, norm)
+        for rule in {self.mean, self.aggregator}:
+            rule.add(contribution)
         self.observer.add(norm, examples)
         self.tally += update.tally
         self.losses.append(update.tally.loss / update.tally.seen)
@@ -65,7 +74,7 @@ class Gathering:
         if not self.clients:
             return found
         found |= {"train": self.tally.metrics(), "client_losses": self.losses}
-        return found | self.observer.metrics()
+        return found | self.observer.metrics(self.mean.change())
 
     def _reject(self, client: int, round_: int, fault: str) -> None:
         said = f"The update of client {client} in round {round_} was rejected: {fault}"

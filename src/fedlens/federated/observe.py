@@ -18,7 +18,6 @@ class Observer:
     def __init__(self, start: Params) -> None:
         self.start = start
         self.delta = params.zeros_like(start)  # of the update in hand
-        self.sums = params.zeros_like(start, torch.float64)  # Σ examples · δ
         self.units = params.zeros_like(start)  # Σ δ / ‖δ‖
         self.signs = params.zeros_like(start)  # Σ sign(δ)
         self.norms: list[float] = []
@@ -40,14 +39,15 @@ class Observer:
         self.examples.append(examples)
         self.moved += norm > 0
         for name, delta in self.delta.items():
-            self.sums[name].add_(delta, alpha=examples)
             if norm:
                 self.units[name].add_(delta, alpha=1 / norm)
             self.nonzero += int(delta.count_nonzero())
             self.signs[name].add_(delta.sign_())
 
-    def metrics(self) -> dict[str, float | list[float] | None]:
-        """`cosine` and `sign_agreement` are means over pairs of clients, None without a pair.
+    def metrics(self, mean: Params) -> dict[str, float | list[float] | None]:
+        """`mean` is δ̄, the mean update weighted by examples.
+
+        `cosine` and `sign_agreement` are means over pairs of clients, None without a pair.
 
         Signs agree in a share of the coordinates, 1/2 by chance; a coordinate that did not move
         counts as half.
@@ -56,7 +56,7 @@ class Observer:
         found: dict[str, float | list[float] | None] = {"update_norms": self.norms}
         shares = [examples / total for examples in self.examples]
         spread = sum(p * norm**2 for p, norm in zip(shares, self.norms, strict=True))
-        found["drift"] = math.sqrt(max(0.0, spread - _square(self.sums) / total**2))
+        found["drift"] = math.sqrt(max(0.0, spread - _square(mean)))
         found["cosine"] = found["sign_agreement"] = None
         if self.moved > 1:
             pairs = self.moved * (self.moved - 1)

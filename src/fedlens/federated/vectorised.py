@@ -5,16 +5,15 @@ for all clients together. Draws are those of `client.Trainer`, and so are the up
 rounding.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import torch
 
 from fedlens.data.batches import FeatureExamples
-from fedlens.federated.client import LocalRules, Task, Update, client_stream, local_batches
+from fedlens.federated.client import LocalRules, Task, Update, client_stream, local_order
 from fedlens.federated.engines import limited_threads
 from fedlens.params import Params
-from fedlens.rng import Stream
 from fedlens.training.local import Diverged, Tally, dropout_mask
 
 GROUP = 16  # clients at a time, so that memory does not grow with the cohort
@@ -55,12 +54,13 @@ class Group:
         self.tasks = tasks
         self.ranked = sorted(tasks, key=lambda task: -task.steps)
         self.streams = [client_stream(seed, task) for task in self.ranked]
-        self.positions = [
-            _positions(task, rules.batch_size, stream)
-            for task, stream in zip(self.ranked, self.streams, strict=True)
-        ]
-        self.losses: list[torch.Tensor] = []  # of each step, summed over its batch
-        self.hits: list[torch.Tensor] = []
+        self.index, self.counts = self._batches()
+        self.labels = examples.labels[self.index][..., None]
+        places = torch.arange(self.index.shape[2], device=self.counts.device)
+        self.real = places < self.counts[..., None]  # [J, M, B]; the rest is padding
+        self.share = (self.real / self.counts.clamp(min=1)[..., None])[..., None]  # of the batch
+        self.losses = torch.zeros(self.index.shape, device=self.index.device)
+        self.hits = torch.zeros_like(self.index, dtype=torch.bool)
 
     @torch.no_grad()
     def train(self, parameters: Params) -> list[Update]:
@@ -68,51 +68,57 @@ class Group:
         count = len(self.ranked)
         heads = [value.expand(count, *value.shape).clone() for value in start]
         momenta = [torch.zeros_like(value) for value in heads]
-        corrections = self._corrections()
+        corrections, plain = self._corrections(), self._plain
         lr = self.ranked[0].lr
         for step in range(self.ranked[0].steps):
             active = sum(task.steps > step for task in self.ranked)
-            weight, bias = (value[:active] for value in heads)
-            gradients = self._gradients(weight, bias, step)
-            self._adjust(gradients, heads, start, corrections)
-            for value, gradient, momentum in zip((weight, bias), gradients, momenta, strict=True):
-                if self.rules.weight_decay:
-                    gradient.add_(value, alpha=self.rules.weight_decay)
-                moved = momentum[:active].mul_(self.rules.momentum).add_(gradient)
-                if self.rules.nesterov:
-                    moved = gradient.add_(moved, alpha=self.rules.momentum)
-                value.sub_(moved, alpha=lr)
+            current = [value[:active] for value in heads]
+            moving = [value[:active] for value in momenta]
+            x, slope = self._slope(current, step)
+            if plain:  # nobody looks at the gradient itself: it goes straight into the momentum
+                moving[0].baddbmm_(slope.transpose(1, 2), x, beta=self.rules.momentum)
+                moving[1].mul_(self.rules.momentum).add_(slope.sum(1))
+                for value, momentum in zip(current, moving, strict=True):
+                    momentum.add_(value, alpha=self.rules.weight_decay)
+                    value.sub_(momentum, alpha=lr)
+                continue
+            gradients = [torch.bmm(slope.transpose(1, 2), x), slope.sum(1)]
+            self._adjust(gradients, current, start, corrections)
+            for value, gradient, momentum in zip(current, gradients, moving, strict=True):
+                gradient.add_(value, alpha=self.rules.weight_decay)
+                momentum.mul_(self.rules.momentum).add_(gradient)
+                ahead = gradient.add_(momentum, alpha=self.rules.momentum)
+                value.sub_(ahead if self.rules.nesterov else momentum, alpha=lr)
         return self._answers(heads)
 
-    def _gradients(
-        self, weight: torch.Tensor, bias: torch.Tensor, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the mean loss of each client's batch; adds to the losses and hits."""
+    @property
+    def _plain(self) -> bool:
+        rules = self.rules
+        corrected = rules.proximal or any(task.correction for task in self.ranked)
+        return not (corrected or rules.nesterov or rules.step.clip_norm is not None)
+
+    def _slope(self, heads: Sequence[torch.Tensor], step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch X [M, B, D] of a step, and ∂(mean loss)/∂Z [M, B, C]; adds losses and hits."""
+        weight, bias = heads
         active, (classes, width) = len(weight), weight.shape[1:]
-        batches = [self.positions[k][step] for k in range(active)]
-        counts = torch.tensor([len(batch) for batch in batches], device=weight.device)
-        index = torch.nn.utils.rnn.pad_sequence(batches, batch_first=True, padding_value=-1)
-        index = torch.where(index < 0, index[:, :1], index)  # padding is the client's own example
-        x = self.examples.features[index.view(-1)].view(*index.shape, width)
-        y = self.examples.labels[index]
+        index, y = self.index[step, :active], self.labels[step, :active]
+        smoothing = self.rules.step.label_smoothing
+        x = self.examples.features.index_select(0, index.reshape(-1)).view(*index.shape, width)
         if rate := self.rules.step.dropout:
-            for k, batch in enumerate(batches):
+            for k, count in enumerate(self.counts[step, :active].tolist()):
                 draw = self.streams[k].draw("dropout", step)
-                x[k, : len(batch)] *= dropout_mask(len(batch), width, rate, draw).to(x.device)
+                x[k, :count] *= dropout_mask(count, width, rate, draw).to(x.device)
         logits = torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
         log_p = logits.log_softmax(2)
-        real = (torch.arange(index.shape[1], device=weight.device) < counts[:, None]).float()
-        smoothing = self.rules.step.label_smoothing
-        loss = -(1 - smoothing) * log_p.gather(2, y[..., None])[..., 0]
+        self.hits[step, :active] = logits.argmax(2) == y[..., 0]
+        self.losses[step, :active] = log_p.gather(2, y)[..., 0] * (smoothing - 1)
         if smoothing:
-            loss -= smoothing * log_p.mean(2)
-        self.losses.append((loss * real).sum(1))
-        self.hits.append(((logits.argmax(2) == y) * real).sum(1))
-        slope = log_p.exp_().sub_(smoothing / classes)
-        truth = slope.new_full((), smoothing - 1).expand_as(y[..., None])
-        slope.scatter_add_(2, y[..., None], truth)
-        slope *= (real / counts[:, None])[..., None]
-        return torch.bmm(slope.transpose(1, 2), x), slope.sum(1)
+            self.losses[step, :active] -= smoothing * log_p.mean(2)
+        slope = log_p.exp_()
+        if smoothing:
+            slope -= smoothing / classes
+        slope.scatter_add_(2, y, slope.new_full((), smoothing - 1).expand_as(y))
+        return x, slope.mul_(self.share[step, :active])
 
     def _adjust(
         self,
@@ -137,25 +143,41 @@ class Group:
         given = [task.correction for task in self.ranked if task.correction]
         return [torch.stack([one[name] for one in given]) for name in NAMES] if given else None
 
+    def _batches(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions in the training set [J, M, B], and how many of them are real [J, M].
+
+        Padding is an example of the client's own, so that nobody else's data can do harm.
+        """
+        orders = [
+            local_order(len(task.shard), self.rules.batch_size, task.steps, stream)
+            for task, stream in zip(self.ranked, self.streams, strict=True)
+        ]
+        longest = max(sizes[0] for _, sizes in orders)
+        counts = torch.zeros(len(orders), self.ranked[0].steps, dtype=torch.int64)
+        index = torch.zeros(*counts.shape, longest, dtype=torch.int64)
+        for k, (task, (order, sizes)) in enumerate(zip(self.ranked, orders, strict=True)):
+            counts[k, : task.steps] = torch.tensor(sizes)
+            positions = task.shard[order]
+            if len(positions) == task.steps * longest:
+                index[k, : task.steps] = positions.view(task.steps, longest)
+                continue
+            index[k] = task.shard[0]
+            for step, batch in enumerate(torch.split(positions, sizes)):
+                index[k, step, : len(batch)] = batch
+        device = self.examples.features.device
+        by_step = index.transpose(0, 1).contiguous(), counts.T.contiguous()
+        return by_step[0].to(device), by_step[1].to(device)
+
     def _answers(self, heads: Sequence[torch.Tensor]) -> list[Update]:
-        losses = [step.tolist() for step in self.losses]
-        hits = [step.tolist() for step in self.hits]
+        losses = self.losses.where(self.real, 0).sum(2).T.tolist()  # by client, then by step
+        correct = (self.hits & self.real).sum((0, 2)).tolist()
+        seen = self.counts.sum(0).tolist()
         answers: dict[int, Update] = {}
         for k, task in enumerate(self.ranked):
-            mine = [losses[step][k] for step in range(task.steps)]
-            tally = Tally(
-                loss=sum(mine),
-                correct=int(sum(hits[step][k] for step in range(task.steps))),
-                seen=sum(len(batch) for batch in self.positions[k]),
-            )
-            lost = next((s for s, loss in enumerate(mine) if not loss < float("inf")), None)
+            mine = losses[k][: task.steps]
+            tally = Tally(sum(mine), correct[k], seen[k])
+            lost = next((step for step, loss in enumerate(mine) if not loss < math.inf), None)
             fault = None if lost is None else str(Diverged(mine[lost], lost))
             head = {name: value[k] for name, value in zip(NAMES, heads, strict=True)}
             answers[task.client] = Update(task, head, tally, fault)
         return [answers[task.client] for task in self.tasks]
-
-
-def _positions(task: Task, batch_size: int, stream: Stream) -> tuple[torch.Tensor, ...]:
-    """Of each step's batch, in the training set."""
-    batches = list(islice(local_batches(len(task.shard), batch_size, stream), task.steps))
-    return torch.split(task.shard[torch.cat(batches)], [len(batch) for batch in batches])
