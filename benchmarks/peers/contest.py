@@ -25,7 +25,7 @@ from side_by_side import Comparison, print_table, print_verdict
 HERE = Path(__file__).resolve().parent
 ROUNDS = {"cnn": 8, "vit": 3}
 CHECKED = 2  # rounds, before the measured ones
-SAME_WORK = 1e-4  # parameters farther apart after those are not a matter of rounding
+SAME_WORK = 1e-3  # kernels round differently and training amplifies it; more is other work
 
 CONFIGURATIONS = {
     "flower": {

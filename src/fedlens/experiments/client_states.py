@@ -46,7 +46,9 @@ class ClientStates:
         for client, state in self.unsaved.items():
             name = f"client-{client}-{checkpoint}.safetensors"
             with replacing(self.folder / name) as temporary:
-                save_file({key: value.cpu() for key, value in state.items()}, temporary)
+                save_file(
+                    {key: value.cpu().contiguous() for key, value in state.items()}, temporary
+                )
             self.table[client] = name
         self.unsaved.clear()
         return {str(client): name for client, name in self.table.items()}
