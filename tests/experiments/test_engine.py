@@ -18,6 +18,7 @@ from fedlens.federated.engines import Engine, Serial
 from fedlens.federated.parallel import Parallel
 from fedlens.federated.vectorised import Vectorised
 from fedlens.models.classifier import Classifier
+from fedlens.threads import limited_threads
 from fedlens.training.precision import Precision
 
 
@@ -75,10 +76,8 @@ def chosen() -> Iterator[list[Engine]]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with limited_threads(1):
+        yield
 
 
 @pytest.mark.parametrize(

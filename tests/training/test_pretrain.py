@@ -13,6 +13,7 @@ from fedlens import params
 from fedlens.data import synthetic
 from fedlens.data.batches import Pipeline
 from fedlens.models import backbones, weights
+from fedlens.threads import limited_threads
 from fedlens.training.pretrain import Recipe, SumOfParts, pico_weights, pretrain
 
 ROW = backbones.find("vit_pico")
@@ -23,10 +24,8 @@ MOMENT = Recipe(per_class=1)
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Steps this small only wait for a second core that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with limited_threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

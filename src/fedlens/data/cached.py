@@ -1,8 +1,7 @@
 """Tensors that can always be computed again, kept on disk with a digest of their own bits."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedlens import files, params
+from fedlens.threads import limited_threads
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ def cached(path: Path, make: Callable[[], dict[str, torch.Tensor]]) -> dict[str,
     """
     found = recall(path)
     if found is None:
-        with _one_thread():
+        with limited_threads(1):
             found = make()
         store(path, found)
     return found
@@ -47,13 +47,3 @@ def recall(path: Path) -> dict[str, torch.Tensor] | None:
         reason = str(error)
     log.warning("%s is damaged (%s): it is made again.", path, reason)
     return None
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

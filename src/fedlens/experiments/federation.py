@@ -24,8 +24,9 @@ from fedlens.experiments.signals import Interrupted, StopRequest
 from fedlens.federated import aggregate, sampling, server, wire
 from fedlens.federated.client import Task, Update, effective_steps, trained
 from fedlens.federated.control import Controls
-from fedlens.federated.engines import Engine, limited_threads
+from fedlens.federated.engines import Engine
 from fedlens.federated.gather import Gathering
+from fedlens.threads import limited_threads
 
 MOMENTS, CONTROL = "server/", "control/"
 

@@ -1,13 +1,11 @@
 """Who carries out a round's tasks: engines take tasks and hand back updates in the tasks' order."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Protocol
-
-import torch
 
 from fedlens.federated.client import Task, Trainer, Update
 from fedlens.params import Params
+from fedlens.threads import limited_threads
 
 
 class Engine(Protocol):
@@ -33,14 +31,3 @@ class Serial:
 
     def close(self) -> None:
         pass
-
-
-@contextmanager
-def limited_threads(threads: int) -> Iterator[None]:
-    """Their number decides the last bits of a result, so engines agree on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

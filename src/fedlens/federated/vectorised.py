@@ -12,8 +12,8 @@ import torch
 
 from fedlens.data.batches import FeatureExamples
 from fedlens.federated.client import LocalRules, Task, Update, client_stream, local_order
-from fedlens.federated.engines import limited_threads
 from fedlens.params import Params
+from fedlens.threads import limited_threads
 from fedlens.training.local import Diverged, Tally, dropout_mask
 
 GROUP = 16  # clients at a time, so that memory does not grow with the cohort
