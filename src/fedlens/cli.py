@@ -277,7 +277,7 @@ def weights_verify(
 
 
 def _dataset_name(name: str) -> str:
-    from fedlens.experiments.config import DATASETS
+    from fedlens.experiments.validate import DATASETS
 
     if name not in DATASETS:
         raise FedlensError(f"There is no dataset '{name}': {suggest(name, DATASETS)}")

@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from fedlens.errors import FedlensError
-from fedlens.experiments import config as config_module
+from fedlens.experiments import validate as validate_module
 from fedlens.experiments.compose import amend, compose, experiments, groups, load, options, to_yaml
-from fedlens.experiments.config import Config, essence, keys, rounds, run_name, unit, validate
+from fedlens.experiments.config import Config, essence, keys, rounds, run_name, unit
+from fedlens.experiments.validate import validate
 
 
 @pytest.mark.parametrize(
@@ -214,10 +215,10 @@ def test_the_names_a_config_knows_are_the_rows_of_the_tables() -> None:
     from fedlens.data import partition
     from fedlens.federated import aggregate, server
 
-    assert set(config_module.PARTITIONS) == set(partition.TABLE) == set(options("partition"))
-    assert set(config_module.AGGREGATORS) == set(aggregate.TABLE)
-    assert set(config_module.SERVERS) == set(server.TABLE)
-    assert set(config_module.ENGINES) == set(options("engine"))
+    assert set(validate_module.PARTITIONS) == set(partition.TABLE) == set(options("partition"))
+    assert set(validate_module.AGGREGATORS) == set(aggregate.TABLE)
+    assert set(validate_module.SERVERS) == set(server.TABLE)
+    assert set(validate_module.ENGINES) == set(options("engine"))
 
 
 def test_a_config_is_composed_without_torch() -> None:

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.config import CIRCUMSTANCES, Config, keys, validate
+from fedlens.experiments.config import CIRCUMSTANCES, Config, keys
+from fedlens.experiments.validate import validate
 
 CONFIGS = "fedlens.configs"
 MOVABLE = (*(key for key in CIRCUMSTANCES if key != "run"), "backbone.weights")
