@@ -1,0 +1,1 @@
+"""Which weights to train: sensitivity, masks, and the optimizer that keeps to them."""

@@ -1,0 +1,51 @@
+"""Parameters as the values at their masks' positions: what travels, is averaged and compared.
+
+A parameter without a mask is taken whole. Both sides know the masks, so no index is sent.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from fedlens import params
+from fedlens.params import Params
+from fedlens.sparse import entries
+
+
+class Packing:
+    def __init__(self, parameters: Params, masks: Mapping[str, torch.Tensor]) -> None:
+        self.index = {
+            name: entries.positions(mask, parameters[name].device) for name, mask in masks.items()
+        }
+        shapes = {
+            name: self.index[name].shape if name in self.index else value.shape
+            for name, value in parameters.items()
+        }
+        self.layout = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+    def pack(self, parameters: Params) -> dict[str, torch.Tensor]:
+        """What is trained of `parameters`: copies of masked ones, the whole ones themselves."""
+        return {name: self.taken(name, value.detach()) for name, value in parameters.items()}
+
+    @torch.no_grad()
+    def unpack(self, packed: Params, into: Params) -> None:
+        """Writes packed values where they belong; the rest of `into` stays as it is."""
+        if fault := params.mismatch(self.layout, packed):
+            raise ValueError(fault)
+        for name, value in into.items():
+            if name in self.index:
+                entries.put(value, self.index[name], packed[name].to(value.device))
+            else:
+                value.copy_(packed[name])
+
+    def taken(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The trained entries of one parameter, or of a tensor of its shape."""
+        return entries.taken(value, self.index[name]) if name in self.index else value
+
+    def spread(self, name: str, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The inverse of `taken`, with zeros everywhere else."""
+        if name not in self.index:
+            return value
+        whole = torch.zeros_like(like, requires_grad=False)
+        entries.put(whole, self.index[name], value)
+        return whole

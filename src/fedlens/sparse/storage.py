@@ -1,0 +1,72 @@
+"""Masks on disk: one bit a weight, with where they come from, sealed by a digest of both.
+
+A safetensors file: under each name its bits in row-major order, eight to a byte, lowest bit first;
+in the header a JSON text with shapes, provenance and seal. Equal content makes equal files.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedlens import files, params
+from fedlens.errors import FedlensError
+from fedlens.params import Params
+from fedlens.sparse.masks import Masks
+
+HEADER = "fedlens_masks"  # one key only: safetensors writes several in no fixed order
+
+
+def save(path: Path, masks: Params, provenance: Mapping[str, Any]) -> None:
+    """`provenance` is whatever JSON can hold: rule, density, seed, data, weights, …"""
+    header = {
+        "shapes": {name: list(mask.shape) for name, mask in masks.items()},
+        "provenance": dict(provenance),
+        "seal": _seal(masks, provenance),
+    }
+    packed = {
+        name: torch.from_numpy(np.packbits(mask.cpu().numpy(), axis=None, bitorder="little"))
+        for name, mask in masks.items()
+    }
+    with files.replacing(path) as temporary:
+        save_file(packed, temporary, metadata={HEADER: json.dumps(header, allow_nan=False)})
+
+
+def load(path: Path) -> tuple[Masks, dict[str, Any]]:
+    """The masks, in the order they were saved in, and their provenance."""
+    if not path.exists():
+        raise FedlensError(f"There are no masks at {path}: check the path, or calibrate first.")
+    try:
+        with safe_open(path, framework="np") as stored:
+            header = json.loads((stored.metadata() or {})[HEADER])
+            masks = {
+                name: _unpacked(stored.get_tensor(name), shape)
+                for name, shape in header["shapes"].items()
+            }
+        provenance: dict[str, Any] = header["provenance"]
+        whole = _seal(masks, provenance) == header["seal"]
+    except KeyError as error:
+        raise FedlensError(
+            f"{path} does not hold masks saved by fedlens: check the path."
+        ) from error
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
+        raise FedlensError(f"{path} is damaged ({error}): calibrate again.") from error
+    if not whole:
+        raise FedlensError(f"{path} is damaged (it does not match its seal): calibrate again.")
+    return masks, provenance
+
+
+def _unpacked(packed: np.ndarray[Any, np.dtype[np.uint8]], shape: list[int]) -> torch.Tensor:
+    bits = np.unpackbits(packed, count=int(np.prod(shape)), bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_).reshape(shape))
+
+
+def _seal(masks: Params, provenance: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(provenance), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(f"{params.digest(masks)} {text}".encode()).hexdigest()
