@@ -1,0 +1,1 @@
+"""Task vectors: what a model learned as a difference of parameters, and algebra on it."""
