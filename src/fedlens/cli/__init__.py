@@ -1,0 +1,56 @@
+"""The `fedlens` command: parse, call, print. Torch is loaded only by commands that compute."""
+
+import logging
+import sys
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from fedlens.cli import arithmetic, data, masks, runs, weights
+from fedlens.cli.shared import PLAIN
+from fedlens.errors import FedlensError
+from fedlens.experiments.logs import logging_to
+from fedlens.experiments.signals import Interrupted
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 75  # EX_TEMPFAIL: run the resume command and it goes on
+
+app = typer.Typer(
+    help="Federated learning under the lens of task arithmetic.",
+    epilog="Start with `fedlens run quickstart`: no download, a few minutes on a laptop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(runs.app)  # without a name: its commands stand at the top
+app.add_typer(arithmetic.app, name="arithmetic")
+app.add_typer(data.app, name="data")
+app.add_typer(masks.app, name="masks")
+app.add_typer(weights.app, name="weights")
+
+
+def main() -> None:
+    """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
+    console = Console(stderr=True)
+    with logging_to(_progress_log(console)):
+        try:
+            app()
+        except FedlensError as error:
+            console.print(f"error: {error}", style="red", **PLAIN)
+            sys.exit(2)
+        except Interrupted as stopped:
+            console.print(f"Stopped; {stopped}", **PLAIN)
+            sys.exit(INTERRUPTED)
+
+
+def _progress_log(console: Console) -> logging.Handler:
+    """Progress goes to stderr; errors are left to `main`, which says them once."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, show_level=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(lambda record: record.levelno < logging.ERROR)
+    return handler

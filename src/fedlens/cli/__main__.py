@@ -1,0 +1,5 @@
+"""`python -m fedlens.cli` is `fedlens`."""
+
+from fedlens.cli import main
+
+main()

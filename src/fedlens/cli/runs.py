@@ -1,0 +1,131 @@
+"""`fedlens run`, `resume`, `suite`, `ls`, `show` and `config`: make runs and look at them."""
+
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.shared import PLAIN, RUNS, Overrides, Root, RunName, out
+from fedlens.errors import FedlensError
+from fedlens.experiments.records import RunFolder, find_run, runs
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="A name from `fedlens config`.")],
+    overrides: Overrides = None,
+) -> None:
+    """Run an experiment; the same command continues a run that was interrupted.
+
+    Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
+    """
+    from fedlens.experiments.compose import compose
+
+    config = compose(experiment, overrides or [])
+    from fedlens.experiments.run import start
+
+    _finished(start(config))
+
+
+@app.command()
+def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> None:
+    """Continue an interrupted run from its folder; a finished one is left as it is.
+
+    On another machine, say where things are: `fedlens resume RUN data.root=/content/data`
+    """
+    folder = find_run(which, root)
+    if folder.result is not None:
+        out.print(f"{folder.name} is finished: nothing to do.")
+        return
+    from fedlens.experiments.run import resume as go_on
+
+    _finished(go_on(folder, overrides))
+
+
+@app.command()
+def suite(
+    which: Annotated[
+        str | None,
+        typer.Argument(metavar="[SUITE]", help="Its name, or a YAML file; without it, list all."),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run a table of runs; what is finished is skipped, what was interrupted goes on.
+
+    Example: `fedlens suite heterogeneity train=head augment=none backbone=vit_tiny`
+    """
+    from fedlens.experiments import suite as table
+
+    if which is None:
+        for entry in table.suites():
+            out.print(f"[bold]{entry.name}[/bold]")
+            out.print(entry.documentation + "\n", **PLAIN)
+        return
+    cells = table.find(which).cells(overrides or [])
+    from fedlens.experiments.run import start
+    from fedlens.reporting.console import suite_table
+
+    outcomes = []
+    for outcome in table.play(cells, start):
+        outcomes.append(outcome)
+        if outcome.folder:
+            _draw(outcome.folder)
+    out.print(suite_table(outcomes))
+    if failed := [outcome for outcome in outcomes if outcome.failure]:
+        raise FedlensError(f"{len(failed)} of {len(outcomes)} runs failed; the others are whole.")
+
+
+@app.command()
+def ls(root: Root = RUNS) -> None:
+    """List runs with their state and headline metrics."""
+    from fedlens.reporting.console import runs_table
+
+    found = runs(root)
+    out.print(runs_table(found) if found else f"There are no runs in {root} yet.")
+
+
+@app.command()
+def show(which: RunName, root: Root = RUNS) -> None:
+    """Show one run: result, provenance, learning curve."""
+    from fedlens.reporting.console import run_page
+
+    out.print(run_page(find_run(which, root)))
+
+
+@app.command()
+def config(
+    experiment: Annotated[
+        str | None, typer.Argument(help="Print its config; without it, list all experiments.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """List the experiments and what each costs, or print the composed config of one."""
+    from fedlens.experiments.compose import compose, experiments, to_yaml
+
+    if experiment is None:
+        for entry in experiments():
+            out.print(f"[bold]{entry.name}[/bold]")
+            out.print(entry.documentation + "\n", markup=False, highlight=False)
+        return
+    composed = compose(experiment, overrides or [])
+    documentation = next(e.documentation for e in experiments() if e.name == experiment)
+    for line in documentation.splitlines():
+        print(f"# {line}".rstrip())
+    print(to_yaml(composed), end="")
+
+
+def _finished(folder: RunFolder) -> None:
+    from fedlens.reporting.console import run_page
+
+    _draw(folder)
+    out.print(run_page(folder))
+
+
+def _draw(folder: RunFolder) -> None:
+    """The picture of who holds what, once, beside the record it is made from."""
+    picture = folder.path / "partition.png"
+    if (record := folder.partition) is not None and not picture.exists():
+        from fedlens.reporting.figures import partition_figure
+
+        partition_figure(record, picture)

@@ -1,0 +1,28 @@
+"""What every group of commands shares: where to print, and the arguments that mean the same."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+
+# A pipe has no width of its own, and names are long.
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Config overrides, such as `train.lr=0.01 seed=1`."
+    ),
+]
+Root = Annotated[
+    Path, typer.Option("--runs", help="The folder that holds the runs.", show_default="runs")
+]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its folder, name, or part of its name.")
+]
+RUNS = Path("runs")

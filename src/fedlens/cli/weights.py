@@ -1,0 +1,53 @@
+"""`fedlens weights`: list, fetch and verify pretrained weights."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedlens.cli.shared import out
+from fedlens.experiments.signals import StopRequest
+
+app = typer.Typer(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
+
+Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `weights list`.")]
+
+
+@app.command("list")
+def list_all() -> None:
+    """The backbones, and the files their weights may lie in."""
+    from fedlens.models.backbones import TABLE
+
+    table = Table("backbone", "patch", "px", "files", "paper", box=None)
+    for row in TABLE.values():
+        files = ", ".join(row.files) or "pretrained here, on first use"
+        table.add_row(row.name, str(row.patch), str(row.resolution), files, row.paper)
+    table.add_row("timm:<any name>", "", "", "downloaded by timm's name", "")
+    out.print(table)
+
+
+@app.command()
+def fetch(backbone: Backbone) -> None:
+    """Download a backbone's weights unless they are there, and say where they are."""
+    from fedlens.experiments.build import weights_file
+    from fedlens.experiments.config import BackboneConfig
+
+    out.print(str(weights_file(BackboneConfig(name=backbone), StopRequest())), soft_wrap=True)
+
+
+@app.command()
+def verify(
+    backbone: Backbone,
+    file: Annotated[Path | None, typer.Option(help="Another file than the one found.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The hash it should have.")] = None,
+) -> None:
+    """Check that a file fits the backbone, key by key, and print its hash."""
+    from fedlens.experiments.build import weights_file
+    from fedlens.experiments.config import BackboneConfig
+    from fedlens.models import backbones, weights
+
+    wanted = BackboneConfig(name=backbone, weights=str(file) if file else None)
+    path = weights_file(wanted, StopRequest())
+    loaded = weights.verify(backbones.find(backbone), path, expected_sha256=sha256)
+    out.print(f"ok       {loaded.path}\nsha256   {loaded.sha256}", soft_wrap=True)
