@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlens import params, rng
 from fedlens.models.stem import ConvStem
-from fedlens.sparse import squares
+from fedlens.sparse import layer_rules
 from fedlens.sparse.squares import Squares
 
 Found = dict[str, torch.Tensor]
@@ -145,7 +145,7 @@ def test_squares_by_hand() -> None:
 def test_small_scratch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = vit(embed_layer=ConvStem), randn(5, 3, 16, 16)
     expected = fast(model, inputs)
-    monkeypatch.setitem(squares.SCRATCH, "cpu", 5000)
+    monkeypatch.setitem(layer_rules.SCRATCH, "cpu", 5000)
     for name, value in fast(model, inputs).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=0)
 
@@ -163,7 +163,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_batch_of_weight_gradients_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(squares.SCRATCH, "cpu", 2 * 64 * 64 * 8)
+    monkeypatch.setitem(layer_rules.SCRATCH, "cpu", 2 * 64 * 64 * 8)
     model = drawn(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Flatten()))
     inputs = randn(32, 3, 64)
     found = Squares(model, ["0.weight", "2.weight"], inputs[:2])
