@@ -49,7 +49,7 @@ def parts(model: Classifier, train: Examples, shards: Partition, classes: int) -
         test_examples=lambda images: train,
         classes=classes,
         precision=Precision("fp32", "cpu"),
-        closed_form=False,
+        prepared=False,
         inputs={},
         facts={},
     )
@@ -77,12 +77,13 @@ def federation(given: Parts, overrides: Sequence[str]) -> Iterator[Federation]:
         tempfile.TemporaryDirectory() as name,
         open_tracker("none", Path(name), project="", mode="offline", config={}) as tracker,
     ):
-        ledger = Ledger(RunFolder(Path(name)), Checkpoints(Path(name) / "checkpoints"))
+        folder = RunFolder(Path(name))
+        ledger = Ledger(folder, Checkpoints(folder.checkpoints))
         measure = Measure(given.model, given, batch_size=256, stop=stop)
         loop = Loop(config, measure, ledger, tracker, total=ENDLESS, began=0.0)
         engine, _ = choose_engine(config, given)
         try:
-            yield Federation(config, given, engine, loop, stop, Path(name) / "clients")
+            yield Federation(config, given, engine, loop, stop, folder)
         finally:
             engine.close()
 

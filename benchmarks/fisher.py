@@ -79,7 +79,7 @@ def main() -> None:
     squares = Squares(model, names, inputs[:2])
     one_pass = ours(squares, inputs, labels)
     cost = compare(
-        {"plain": plain(model, inputs, labels), "one pass": one_pass}, min_turns=7, max_turns=13
+        {"plain": plain(model, inputs, labels), "one pass": one_pass}, min_turns=5, max_turns=9
     )
     model.zero_grad()
     slow = compare(

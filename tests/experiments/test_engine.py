@@ -55,7 +55,7 @@ def parts(*, features: bool, dtype: torch.dtype | None = None, trains: bool = Tr
         test_examples=lambda images: known,
         classes=3,
         precision=Precision("fp32" if dtype is None else "amp", "cpu", dtype),
-        closed_form=False,
+        prepared=False,
         inputs={},
         facts={},
     )

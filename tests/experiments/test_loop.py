@@ -99,7 +99,7 @@ class World:
     def run(self, *, most: int = 1000) -> None:
         try:
             self.loop.restore(self.counter)
-            self.loop.open(self.counter, closed_form=False)
+            self.loop.open(self.counter, prepared=False)
             for _ in range(most):
                 if self.loop.finished:
                     break

@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,15 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from fedlens import params
+from fedlens.arithmetic import merging
+from fedlens.arithmetic.merging import MergeSettings, merge
+from fedlens.arithmetic.task_vectors import task_vector
 from fedlens.federated.aggregate import TABLE, AggregatorSettings, Contribution
 from fedlens.params import Params
+from fedlens.rng import Stream
 
+CLIENTS = count()
+MERGES = {"task_arithmetic", "ties", "dare", "breadcrumbs", "consensus"}
 STREAMING = ("mean", "clipped_mean", "normalised_mean")
 Found = dict[str, torch.Tensor]
 
@@ -24,12 +32,12 @@ def start() -> Found:
 def cohort(count: int, seed: int = 0, spread: float = 0.1) -> list[Contribution]:
     draw = torch.Generator().manual_seed(seed)
     made = []
-    for _ in range(count):
+    for client in range(count):
         moved = {n: v + spread * torch.randn(v.shape, generator=draw) for n, v in start().items()}
         squares = sum(float((moved[n] - v).double().square().sum()) for n, v in start().items())
         examples = int(torch.randint(1, 500, (), generator=draw))
         steps = 1 + 9 * float(torch.rand((), generator=draw))
-        made.append(Contribution(moved, examples, steps, squares**0.5))
+        made.append(Contribution(client, moved, examples, steps, squares**0.5))
     return made
 
 
@@ -59,7 +67,7 @@ def assert_close(found: Found, expected: Found, tolerance: float = 1e-12) -> Non
 
 
 def scalar(value: float, examples: int = 1, steps: float = 1.0) -> Contribution:
-    return Contribution({"w": torch.tensor([value])}, examples, steps, abs(value))
+    return Contribution(next(CLIENTS), {"w": torch.tensor([value])}, examples, steps, abs(value))
 
 
 def of_scalars(name: str, ones: list[Contribution], **keys: Any) -> float:
@@ -92,7 +100,7 @@ def test_the_same_order_gives_the_same_bits(name: str) -> None:
     assert params.digest(change(name, cohort(9))) == params.digest(change(name, cohort(9)))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", TABLE.keys() - MERGES)
 def test_clients_that_agree_are_followed_and_clients_that_stay_change_nothing(name: str) -> None:
     agreed = [scalar(0.5, examples, steps=3.0) for examples in (1, 7, 4)]
     assert of_scalars(name, agreed) == pytest.approx(0.5, rel=1e-12)
@@ -126,7 +134,7 @@ def test_the_normalised_mean_by_hand() -> None:
 def test_the_normalised_mean_of_equal_steps_is_the_mean(
     ones: list[Contribution], steps: float
 ) -> None:
-    equal = [Contribution(one.parameters, one.examples, steps, one.norm) for one in ones]
+    equal = [replace(one, effective_steps=steps) for one in ones]
     assert_close(change("normalised_mean", equal), change("mean", equal))
 
 
@@ -191,6 +199,26 @@ def test_what_a_client_lent_may_change_afterwards(name: str) -> None:
     lent = start()
     for one in cohort(5):
         params.assign(lent, one.parameters)
-        aggregator.add(Contribution(lent, one.examples, one.effective_steps, one.norm))
+        aggregator.add(replace(one, parameters=lent))
     params.assign(lent, params.zeros_like(lent))
     assert params.digest(aggregator.change()) == params.digest(expected)
+
+
+@pytest.mark.parametrize("name", MERGES)
+def test_a_merge_is_that_of_the_clients_task_vectors(name: str) -> None:
+    ones, settings, stream = cohort(5), MergeSettings(scale=0.7, density=0.5), Stream(3, ("m", 8))
+    expected = merge(
+        name,
+        [task_vector(start(), one.parameters) for one in ones],
+        [one.examples for one in ones],
+        settings=settings,
+        stream=stream,
+        ids=[one.client for one in ones],
+    )
+    found = change(name, ones, merge=settings, stream=stream)
+    assert params.digest(found) == params.digest(expected)
+
+
+def test_every_merge_but_the_average_is_a_row() -> None:
+    assert merging.TABLE.keys() - {"average"} == MERGES
+    assert TABLE.keys() >= MERGES

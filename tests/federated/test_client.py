@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from fedlens.federated.client import (
 from fedlens.federated.engines import Serial
 from fedlens.federated.gather import Gathering
 from fedlens.models.classifier import Classifier
-from fedlens.rng import Stream
+from fedlens.rng import Stream, generator
 from tests.federated.worlds import answers, linear, network, rules, tasks, world
 
 SEED = 7
@@ -248,3 +249,75 @@ def test_serial_sets_its_threads_while_a_client_trains_and_no_longer(
         assert torch.get_num_threads() == before
     assert during == [before + 1] * 2
     engine.close()
+
+
+def half_masks(model: Classifier) -> dict[str, torch.Tensor]:
+    """About half of every backbone weight."""
+    draw = generator(0, "half")
+    return {
+        name: torch.rand(value.shape, generator=draw) < 0.5
+        for name, value in model.named_parameters()
+        if name.startswith("backbone.")
+    }
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS)
+def test_masks_that_are_all_true_change_nothing(options: dict[str, Any]) -> None:
+    whole = {
+        name: torch.ones_like(value, dtype=torch.bool)
+        for name, value in half_masks(network()).items()
+    }
+    dense = Trainer(network(), world(), rules(**options), SEED)
+    masked = Trainer(network(), world(), rules(**options), SEED, masks=whole)
+    (asked,) = tasks([20], steps=9)
+    update = masked.train(asked, params.copy(masked.packed()))
+    expected = dense.train(asked, params.copy(dense.packed()))
+    shaped = {n: v.view(expected.parameters[n].shape) for n, v in update.parameters.items()}
+    assert params.digest(shaped) == params.digest(expected.parameters)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [*OPTIMIZERS, {"proximal": 0.5}, {"step": {"clip_norm": 0.01}, "momentum": 0.9}],
+)
+def test_under_masks_a_client_is_a_plain_loop_that_puts_frozen_entries_back(
+    options: dict[str, Any],
+) -> None:
+    model, given = network(), rules(**options)
+    masks = half_masks(model)
+    trainer = Trainer(model, world(), given, SEED, masks=masks)
+    start, whole = params.copy(trainer.packed()), params.copy(dict(network().named_parameters()))
+    (asked,) = tasks([30], steps=9)
+    correction = {name: torch.full_like(value, 0.01) for name, value in start.items()}
+    update = trainer.train(replace(asked, correction=correction), start)
+
+    reference = network()
+    named = dict(reference.named_parameters())
+    optimizer = torch.optim.SGD(
+        named.values(),
+        lr=asked.lr,
+        momentum=given.momentum,
+        weight_decay=given.weight_decay,
+        nesterov=given.nesterov,
+    )
+    stream = client_stream(SEED, asked)
+    for batch in torch.split(*local_order(30, given.batch_size, 9, stream)):
+        index = asked.shard[batch]
+        optimizer.zero_grad()
+        F.cross_entropy(reference(world().features[index]), world().labels[index]).backward()
+        with torch.no_grad():
+            for name, value in named.items():
+                value.grad += given.proximal * (value - whole[name]) + 0.01
+                value.grad *= masks.get(name, 1)
+            if given.step.clip_norm:
+                nn.utils.clip_grad_norm_(named.values(), given.step.clip_norm)
+            optimizer.step()
+            for name, mask in masks.items():
+                named[name].copy_(torch.where(mask, named[name], whole[name]))
+    for name, value in named.items():
+        found = trainer.packing.taken(name, value.detach())
+        torch.testing.assert_close(update.parameters[name], found, rtol=1e-5, atol=1e-6)
+        if name in masks:
+            live = trainer.trained[name]
+            assert torch.equal(live[~masks[name]], whole[name][~masks[name]])
+            assert len(update.parameters[name]) == int(masks[name].sum())

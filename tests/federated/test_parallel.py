@@ -243,3 +243,15 @@ def within(seconds: float, true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_masked_parameters_travel_packed_and_give_the_same_bits() -> None:
+    masks = {"backbone.0.weight": torch.arange(48).view(8, 6) % 3 == 0}
+    masked = [Trainer(network(), world(), GIVEN, SEED, masks=masks) for _ in "12"]
+    packed = params.copy(masked[0].packed())
+    assert packed["backbone.0.weight"].shape == (16,)
+    engine = Parallel(masked[1], workers=2, threads=1)
+    try:
+        assert answers(engine, packed, ASKED) == answers(Serial(masked[0], 1), packed, ASKED)
+    finally:
+        engine.close()

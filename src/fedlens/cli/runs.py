@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.arithmetic import alpha
 from fedlens.cli.shared import PLAIN, RUNS, Overrides, Root, RunName, out
 from fedlens.errors import FedlensError
 from fedlens.experiments.records import RunFolder, find_run, runs
@@ -62,7 +63,8 @@ def suite(
             out.print(f"[bold]{entry.name}[/bold]")
             out.print(entry.documentation + "\n", **PLAIN)
         return
-    cells = table.find(which).cells(overrides or [])
+    chosen = table.find(which)
+    cells = chosen.cells(overrides or [])
     from fedlens.experiments.run import start
     from fedlens.reporting.console import suite_table
 
@@ -72,6 +74,9 @@ def suite(
         if outcome.folder:
             _draw(outcome.folder)
     out.print(suite_table(outcomes))
+    for outcome in outcomes:
+        if outcome.folder and outcome.cell.row in chosen.alpha:
+            alpha(str(outcome.folder.path))
     if failed := [outcome for outcome in outcomes if outcome.failure]:
         raise FedlensError(f"{len(failed)} of {len(outcomes)} runs failed; the others are whole.")
 

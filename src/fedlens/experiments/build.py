@@ -6,7 +6,7 @@ head alone; the loops above do not notice.
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,11 @@ from fedlens.experiments.config import (
 )
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
+from fedlens.experiments.trained_head import trained_head
 from fedlens.federated.client import LocalRules
 from fedlens.models import backbones, heads, weights
 from fedlens.models.classifier import Classifier
+from fedlens.sparse.masks import Masks
 from fedlens.training.local import StepRules
 from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
@@ -57,9 +59,10 @@ class Parts:
     test_examples: Callable[[Images], Examples]
     classes: int
     precision: Precision
-    closed_form: bool  # the head was computed, not initialised
+    prepared: bool  # the head was computed or trained beforehand, not merely initialised
     inputs: dict[str, Any]  # hashes of what went in: a resumed run must find the same
     facts: dict[str, Any]  # what was found out on the way, for the records
+    masks: Masks = field(default_factory=dict)  # of what is trained in part
 
     @cached_property
     def held_classes(self) -> torch.Tensor:
@@ -104,15 +107,17 @@ def build(
     extractor = Extractor(backbone, row, plain, precision, device, inputs, stop)
     mode, _ = trained_part(config.train.what)
     on_features = mode == "head" and not augmented.augmentation.active
-    closed_form = config.head.name != "linear"
+    prepared = config.head.name != "linear"
     train: Examples = ImageExamples(images, kept, augmented)
     validation: Examples = ImageExamples(images, held_out, plain)
     facts: dict[str, Any] = {}
     head = heads.linear(backbones.width(backbone), classes, config.seed)
-    if on_features or closed_form:
+    if on_features or prepared:
         found = extractor(images, "train", config.data.train_per_class)
         known, unknown = (FeatureExamples(found[i], images.labels[i]) for i in (kept, held_out))
-        if closed_form:
+        if config.head.name == "trained":
+            head, facts = trained_head(config, known, head, shards, precision, stop)
+        elif prepared:
             head, facts = closed_form_head(config.head, known, unknown, classes, shards)
         if on_features:
             train, validation = known, unknown
@@ -137,7 +142,7 @@ def build(
         test_examples=test_examples,
         classes=classes,
         precision=precision,
-        closed_form=closed_form,
+        prepared=prepared,
         inputs=inputs,
         facts=facts,
     )

@@ -18,6 +18,7 @@ from fedlens.experiments.loop import Loop, Position
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import Interrupted, StopRequest
 from fedlens.rng import Stream
+from fedlens.sparse.sgdm import sgdm
 from fedlens.training.local import Model, local_step, set_lr
 
 
@@ -41,7 +42,7 @@ class Central:
         loop = self.loop
         try:
             loop.restore(self)
-            loop.open(self, closed_form=self.parts.closed_form)
+            loop.open(self, prepared=self.parts.prepared)
             while not loop.finished:
                 lr = self._train_epoch()
                 record = {"lr": lr, "train": loop.position.tally.metrics()}
@@ -66,16 +67,24 @@ class Central:
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         settings = self.config.train
-        trained = [p for p in self.parts.model.parameters() if p.requires_grad]
-        if not trained:
+        if not self.parts.trains:
             return None
-        return torch.optim.SGD(
-            trained,
+        return sgdm(
+            self.parts.model.named_parameters(),
+            self.parts.masks,
             lr=settings.lr,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
             nesterov=settings.nesterov,
         )
+
+    @torch.no_grad()
+    def _leave_frozen_out(self) -> None:
+        """Of the gradients, so that clipping sees the trained weights alone."""
+        for name, mask in self.parts.masks.items():
+            gradient = self.parts.model.get_parameter(name).grad
+            if gradient is not None:
+                gradient.mul_(mask)
 
     def _train_epoch(self) -> float:
         """The rest of the epoch under way; returns its last learning rate."""
@@ -83,6 +92,7 @@ class Central:
         assert optimizer is not None
         rules = step_rules(self.config, self.parts.precision)
         total = self.loop.total * self.epoch_length
+        adjust = self._leave_frozen_out if self.parts.masks and settings.clip_norm else None
         stream = Stream(self.config.seed, ("central", position.done))
         batches = shuffled(len(self.parts.train), settings.batch_size, stream.draw("order"))
         with bar(f"epoch {position.done + 1} of {self.loop.total}", self.stop) as update:
@@ -93,6 +103,7 @@ class Central:
                 local_step(
                     self.model, optimizer, self.parts.train, index, rules, position.tally,
                     stream=stream, step=position.step, width=self.parts.model.head.in_features,
+                    adjust=adjust,
                 )  # fmt: skip
                 position.step += 1
                 position.unit_seconds += time.monotonic() - began

@@ -44,11 +44,13 @@ class BackboneConfig:
 
 @dataclass
 class HeadConfig:
-    name: str = "linear"
+    name: str = "linear"  # linear | trained | ridge | class_means
     freeze: bool = False  # keep the head as initialised while the backbone trains
     dropout: float = 0.0
     ridge_lambda: float | None = None  # null: chosen on validation
     temperature: float | None = None  # scale of closed-form logits; null: fitted on validation
+    lr: float = 0.03  # of a trained head, which learns on frozen features before all else
+    steps: int = 2000  # of a trained head; with clients, local steps × rounds
 
 
 @dataclass
@@ -70,6 +72,29 @@ class TrainConfig:
 
 
 @dataclass
+class SparseConfig:
+    """Which weights are trained; `density` is the fraction, sparsity is 1 − density."""
+
+    density: float | None = None  # null: every weight
+    rule: str = "least_sensitive"  # or most_sensitive, lowest_magnitude, highest_magnitude, random
+    scope: str = "global"  # rank all weights together, or each tensor by itself: global | tensor
+    biases: bool = False  # maskable besides the backbone's weights
+    norms: bool = False
+    embeddings: bool = False  # class token, registers, position embeddings
+    method: str = "talos"  # talos: shrink in rounds | mean: average the scores of the rounds
+    rounds: int = 4
+    soft: float = 0.1  # of talos: what dropped weights are multiplied by while calibrating
+    labels: str = "sampled"  # sampled | data | expected
+    target: str = "logit"  # logit | log_prob
+    source: str = "validation"  # validation | clients
+    voting: str | None = None  # of clients: union | majority | intersection; null: scores add up
+    clients: int | None = None  # of clients: how many of them calibrate; null: all
+    examples: int | None = None  # of the validation split, or of each client; null: all
+    passes: int = 1  # over the examples, in each round
+    micro_batch: int = 64
+
+
+@dataclass
 class PartitionConfig:
     name: str = "iid"  # iid | classes | dirichlet | quantity
     classes_per_client: int = 10  # of classes
@@ -88,6 +113,16 @@ class FederatedConfig:
     local_step_budget: int = 2000
     dropout: float = 0.0  # probability that a sampled client does not answer
     fail_on_bad_update: bool = False  # else it is left out, counted and logged
+    keep_updates: int = 0  # rounds, the last ones, whose client updates are kept on disk
+
+
+@dataclass
+class MergeConfig:
+    scale: float = 1.0  # λ on the merged vector
+    density: float = 0.2  # of ties, dare, breadcrumbs: the share of entries that counts
+    outliers: float = 0.01  # of breadcrumbs: the share of the largest that is cut off
+    agreement: int = 2  # of consensus: an entry needs so many clients
+    threshold: float = 0.4  # of consensus: when a client counts
 
 
 @dataclass
@@ -95,7 +130,8 @@ class AlgorithmConfig:
     name: str = "fedavg"
     proximal: float = 0.0  # μ of FedProx
     scaffold: bool = False  # control variates
-    aggregator: str = "mean"  # mean | clipped_mean | normalised_mean | median | trimmed_mean
+    aggregator: str = "mean"  # or clipped_mean, normalised_mean, median, trimmed_mean, or a merge:
+    # task_arithmetic, ties, dare, breadcrumbs, consensus
     trim: float = 0.1  # of trimmed_mean: share of clients cut off at each end
     clip_norm: float = 1.0  # of clipped_mean
     server: str = "average"  # average | momentum | adam | yogi
@@ -103,6 +139,7 @@ class AlgorithmConfig:
     server_momentum: float = 0.9  # of momentum; β₁ of adam and yogi
     server_beta2: float = 0.99  # of adam and yogi
     server_tau: float = 1e-3  # of adam and yogi: the smaller, the more adaptive
+    merge: MergeConfig = field(default_factory=MergeConfig)  # of merges
 
 
 @dataclass
@@ -153,6 +190,7 @@ class Config:
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    sparse: SparseConfig = field(default_factory=SparseConfig)
     federated: FederatedConfig = field(default_factory=FederatedConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -204,11 +242,18 @@ def run_name(config: Config) -> str:
         config.data.name + subset,
         config.backbone.name.replace(":", "-") + resolution + scratch,
         f"{config.head.name}-{config.train.what.replace(':', '')}",
+        *_masked(config),
         *_federation(config),
         f"s{config.seed}",
         hashlib.sha256(text.encode()).hexdigest()[:8],
     ]
     return "_".join(parts)
+
+
+def _masked(config: Config) -> list[str]:
+    """The words of a run's name that say which weights it trains."""
+    density, rule = config.sparse.density, config.sparse.rule.replace("_", "-")
+    return [] if density is None else [f"{rule}-{density:g}"]
 
 
 def _federation(config: Config) -> list[str]:

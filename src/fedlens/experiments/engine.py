@@ -31,7 +31,14 @@ def choose_engine(config: Config, parts: Parts) -> tuple[Engine, EngineConfig]:
     if wanted and isinstance(examples, FeatureExamples):
         engine = Vectorised(examples, rules, config.seed, threads)
         return engine, replace(told, name="serial", threads_per_client=threads)
-    trainer = Trainer(parts.model, examples, rules, config.seed, compiled=config.train.compile)
+    trainer = Trainer(
+        parts.model,
+        examples,
+        rules,
+        config.seed,
+        masks=parts.masks,
+        compiled=config.train.compile,
+    )
     serial = Serial(trainer, threads)
     if told.name == "serial" or not parts.trains:
         return serial, replace(told, name="serial", threads_per_client=threads)
@@ -58,7 +65,7 @@ def _faster(parallel: Parallel, serial: Serial, config: Config, parts: Parts) ->
         Task(0, client, parts.partition.shard(client), steps, config.train.lr)
         for client in range(count)
     ]
-    start = params.copy(serial.trainer.trained)
+    start = params.copy(serial.trainer.packed())
     seconds = {}
     engines: dict[str, Engine] = {"serial": serial, "parallel": parallel}
     for name, engine in engines.items():
@@ -67,7 +74,7 @@ def _faster(parallel: Parallel, serial: Serial, config: Config, parts: Parts) ->
             for _ in engine.updates(start, tasks):
                 pass
             seconds[name] = time.monotonic() - began
-    params.assign(serial.trainer.trained, start)
+    serial.trainer.packing.unpack(start, serial.trainer.trained)
     ratio = seconds["serial"] / seconds["parallel"]
     log.info(
         "engine=auto: %d workers with %d thread(s) each are %.2f times as fast as one process with "

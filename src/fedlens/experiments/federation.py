@@ -6,13 +6,14 @@ global parameters, the server optimizer's moments and, for SCAFFOLD, the control
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedlens import params
+from fedlens.arithmetic.merging import MergeSettings
 from fedlens.experiments import snapshot
 from fedlens.experiments.build import Parts, local_rules
 from fedlens.experiments.checkpoint import Checkpoint
@@ -20,12 +21,16 @@ from fedlens.experiments.client_states import ClientStates
 from fedlens.experiments.config import Config
 from fedlens.experiments.loop import Loop, Position
 from fedlens.experiments.progress import bar
+from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest
+from fedlens.experiments.updates import KeptUpdates
 from fedlens.federated import aggregate, sampling, server, wire
 from fedlens.federated.client import Task, Update, effective_steps, trained
 from fedlens.federated.control import Controls
 from fedlens.federated.engines import Engine
 from fedlens.federated.gather import Gathering
+from fedlens.rng import Stream
+from fedlens.sparse.packing import Packing
 from fedlens.threads import limited_threads
 
 MOMENTS, CONTROL = "server/", "control/"
@@ -41,9 +46,9 @@ class Federation:
         engine: Engine,
         loop: Loop,
         stop: StopRequest,
-        memory: Path,
+        folder: RunFolder,
     ) -> None:
-        """`memory` is the folder for what clients remember between rounds."""
+        """`folder` is the run's: clients' memories and kept updates go there."""
         assert parts.partition is not None
         self.config = config
         self.parts = parts
@@ -53,6 +58,7 @@ class Federation:
         self.stop = stop
         self.rules = local_rules(config, parts.precision)
         self.parameters = trained(parts.model)
+        self.packing = Packing(self.parameters, parts.masks)
         chosen = config.algorithm
         settings = server.ServerSettings(
             lr=chosen.server_lr,
@@ -60,21 +66,20 @@ class Federation:
             beta2=chosen.server_beta2,
             tau=chosen.server_tau,
         )
-        self.server = server.Server(self.parameters, server.TABLE[chosen.server], settings)
-        self.aggregation = aggregate.AggregatorSettings(
-            trim=chosen.trim, clip_norm=chosen.clip_norm
-        )
-        self.memory = ClientStates(memory, parts.model.head.weight.device)
+        packed = self.packing.pack(self.parameters)
+        self.server = server.Server(packed, server.TABLE[chosen.server], settings)
+        self.memory = ClientStates(folder.path / "clients", parts.model.head.weight.device)
         self.controls = None
         if chosen.scaffold:
-            self.controls = Controls(self.parameters, len(self.partition), self.memory)
+            self.controls = Controls(packed, len(self.partition), self.memory)
+        self.kept = KeptUpdates(folder.updates, rounds=config.federated.keep_updates)
 
     def run(self) -> Position:
         """Plays all rounds, or raises `Interrupted` once it has saved where it stopped."""
         loop = self.loop
         try:
             loop.restore(self)
-            loop.open(self, closed_form=self.parts.closed_form)
+            loop.open(self, prepared=self.parts.prepared)
             with bar("rounds", self.stop) as update:
                 while not loop.finished:
                     number = loop.position.done + 1
@@ -88,7 +93,7 @@ class Federation:
         return loop.position
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        params.assign(self.parameters, self.server.parameters)  # a client may have had the model
+        self._take_model_back()
         tensors = snapshot.take(self.parts.model, None)
         for kind, values in self.server.moments.items():
             tensors |= {f"{MOMENTS}{kind}/{name}": value for name, value in values.items()}
@@ -107,7 +112,7 @@ class Federation:
 
     def put_back(self, found: Checkpoint) -> None:
         snapshot.put_back(found.tensors, self.parts.model)
-        params.assign(self.server.parameters, self.parameters)
+        params.assign(self.server.parameters, self.packing.pack(self.parameters))
         for kind, values in self.server.moments.items():
             params.assign(values, _below(f"{MOMENTS}{kind}/", found.tensors))
         if self.controls:
@@ -135,7 +140,7 @@ class Federation:
             start,
             self.rules,
             aggregator=self.config.algorithm.aggregator,
-            settings=self.aggregation,
+            settings=self._aggregation(number),
             strict=federated.fail_on_bad_update,
         )
         prepared = time.monotonic()
@@ -143,8 +148,8 @@ class Federation:
         for update in self.engine.updates(start, tasks):
             arrived = time.monotonic()
             with limited_threads(1):  # the others are the workers', where there are any
-                if gathering.add(update) and self.controls:
-                    self._learn(self.controls, update)
+                if gathering.add(update):
+                    self._remember(update)
             aggregating += time.monotonic() - arrived
             breathe()
         trained_by = time.monotonic()
@@ -152,7 +157,7 @@ class Federation:
             self.server.step(change)
             if self.controls:
                 self.controls.close_round()
-        params.assign(self.parameters, self.server.parameters)  # a client may have had the model
+        self._take_model_back()
         ended = time.monotonic()
         record = {
             "lr": lr,
@@ -182,6 +187,25 @@ class Federation:
         correction = self.controls.correction(client) if self.controls else None
         return Task(number, client, self.partition.shard(client), steps, lr, correction)
 
+    def _take_model_back(self) -> None:
+        """A client may have had the model."""
+        self.packing.unpack(self.server.parameters, self.parameters)
+
+    def _aggregation(self, number: int) -> aggregate.AggregatorSettings:
+        chosen = self.config.algorithm
+        return aggregate.AggregatorSettings(
+            trim=chosen.trim,
+            clip_norm=chosen.clip_norm,
+            merge=MergeSettings(**asdict(chosen.merge)),
+            stream=Stream(self.config.seed, ("merge", number)),
+        )
+
+    def _remember(self, update: Update) -> None:
+        """What outlives the round: the client's control, and the update itself where it is kept."""
+        self.kept.add(update, self.server.parameters)
+        if self.controls:
+            self._learn(self.controls, update)
+
     def _learn(self, controls: Controls, update: Update) -> None:
         task, rules = update.task, self.rules
         assert task.correction is not None
@@ -191,7 +215,7 @@ class Federation:
 
     def _traffic(self, told: int, answered: int) -> dict[str, int]:
         """Bytes, as serialised; with SCAFFOLD the controls travel too, both ways."""
-        size = wire.size(self.server.parameters) * (2 if self.controls else 1)
+        size = wire.size(self.server.parameters, self.packing.index) * (2 if self.controls else 1)
         return {"bytes_down": told * size, "bytes_up": answered * size}
 
 

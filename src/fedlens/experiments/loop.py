@@ -90,9 +90,9 @@ class Loop:
         if self.position.pending:
             self.close(trainee, **self.position.pending)
 
-    def open(self, trainee: Trainee, *, closed_form: bool) -> None:
+    def open(self, trainee: Trainee, *, prepared: bool) -> None:
         """Unit 0: the model before any step, where there is something to say of it."""
-        if not self.position.begun and (closed_form or not self.total):
+        if not self.position.begun and (prepared or not self.total):
             self.close(trainee, {}, {})
 
     @property

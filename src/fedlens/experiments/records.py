@@ -1,9 +1,11 @@
 """A run is a folder, and the folder is all that is known of it.
 
 config.yaml  manifest.json  metrics.jsonl  test_curve.jsonl  timings.jsonl  log.txt  checkpoints/
-choice.json  result.json; partition.json where there are clients, and failure.json where the last
-session failed. The three journals are append-only; what the clock says goes to timings.jsonl, so
-that metrics.jsonl is equal byte for byte however often a run was interrupted. No torch.
+choice.json  result.json; partition.json where there are clients, masks.safetensors and masks.json
+where not every weight is trained, updates/ where clients' are kept, arithmetic/ for what was done
+afterwards, and failure.json where the last session failed. The three journals are append-only; what
+the clock says goes to timings.jsonl, so that metrics.jsonl is equal byte for byte however often a
+run was interrupted. No torch.
 """
 
 import json
@@ -74,6 +76,16 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def masks(self) -> Path:
+        """Which weights are trained, where not all are."""
+        return self.path / "masks.safetensors"
+
+    @property
+    def updates(self) -> Path:
+        """What clients sent in the last rounds, where it was to be kept."""
+        return self.path / "updates"
 
     @property
     def log(self) -> Path:

@@ -5,7 +5,6 @@ is finished there is nothing left to do.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,11 +23,13 @@ from fedlens.experiments.build import Parts, build, described, resolved
 from fedlens.experiments.central import Central
 from fedlens.experiments.checkpoint import Checkpoints
 from fedlens.experiments.config import Config, essence, rounds, run_name, unit
+from fedlens.experiments.device import choose_device
 from fedlens.experiments.engine import choose_engine
 from fedlens.experiments.federation import Federation
 from fedlens.experiments.ledger import Ledger
 from fedlens.experiments.logs import logging_to
 from fedlens.experiments.loop import Loop, Position
+from fedlens.experiments.masking import masked
 from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest, listening
@@ -128,6 +129,7 @@ def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopReq
 
     parts = build(config, device, stop, opened=Choice(**folder.choice) if folder.choice else None)
     _sign(config, folder, parts, device)
+    parts = masked(config, parts, folder, stop)
     checkpoints = Checkpoints(
         folder.checkpoints,
         keep_best=config.checkpoint.keep_best,
@@ -171,8 +173,7 @@ def _train_federated(
     engine, settled = choose_engine(config, parts)
     try:
         _write_config(replace(config, engine=settled), folder)
-        memory = folder.path / "clients"
-        return Federation(config, parts, engine, loop, stop, memory).run()
+        return Federation(config, parts, engine, loop, stop, folder).run()
     finally:
         engine.close()
 
@@ -192,8 +193,13 @@ def _what(config: Config) -> dict[str, Any]:
         "pretrained": config.backbone.pretrained,
         "seed": config.seed,
         "unit": unit(config),  # what is counted: epochs or rounds
+        **(_sparse(config) if config.sparse.density is not None else {}),
         **(_federation(config) if config.federated.clients else {}),
     }
+
+
+def _sparse(config: Config) -> dict[str, Any]:
+    return {"density": config.sparse.density, "mask_rule": config.sparse.rule}
 
 
 def _federation(config: Config) -> dict[str, Any]:
@@ -268,17 +274,3 @@ def _per_client(parts: Parts, found: Evaluation) -> dict[str, Any]:
     if parts.partition is None:
         return {}
     return {"per_client": client_accuracy(found.per_class, parts.held_classes)}
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the best there is; a device that is not there is refused."""
-    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.mps.is_available()), "cpu": 1}
-    if name == "auto":
-        name = next(kind for kind, count in there.items() if count)
-    kind, _, number = name.partition(":")
-    if int(number or 0) >= there[kind]:
-        raise FedlensError(f"device={name} is not available here: use device=auto.")
-    if name.startswith("cuda"):  # the same bits every time, where CUDA can
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    return torch.device(name)

@@ -1,7 +1,8 @@
 """Suites: a table of runs, declared in YAML. A row is an experiment with overrides, a column more.
 
-Runs are found by what they are, so a suite skips what is finished, continues what was interrupted,
-and shares runs with other suites.
+`alpha` lists rows whose task vectors are scaled afterwards, as by `fedlens arithmetic alpha`. Runs
+are found by what they are, so a suite skips what is finished, continues what was interrupted, and
+shares runs with other suites.
 """
 
 import logging
@@ -28,6 +29,7 @@ class Suite:
     documentation: str
     rows: dict[str, str]  # label → experiment and overrides
     columns: dict[str, str]  # label → further overrides
+    alpha: list[str]  # labels of rows whose task vectors are scaled afterwards
 
     def cells(self, overrides: list[str]) -> list["Cell"]:
         """Every run of the table, composed; `overrides` come last and hold for all."""
@@ -89,6 +91,7 @@ def _read(path: Path | Traversable, name: str) -> Suite:
         text = path.read_text(encoding="utf-8")
         told = yaml.safe_load(text)
         rows, columns = told.pop("rows"), told.pop("columns", {"": ""})
+        alpha = told.pop("alpha", [])
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
@@ -99,7 +102,9 @@ def _read(path: Path | Traversable, name: str) -> Suite:
         raise FedlensError(f"{path} has keys a suite does not know: {', '.join(map(str, told))}.")
     if not _of_words(rows) or not _of_words(columns):
         raise FedlensError(f"{path}: rows and columns map a label to words of a command line.")
-    return Suite(name, header(text), rows, columns)
+    if not isinstance(alpha, list) or not all(row in rows for row in alpha):
+        raise FedlensError(f"{path}: alpha is a list of labels of its rows.")
+    return Suite(name, header(text), rows, columns, alpha)
 
 
 def _of_words(table: object) -> bool:

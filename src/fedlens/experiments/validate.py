@@ -11,12 +11,19 @@ from fedlens.experiments.config import Config, trained_part
 from fedlens.training.schedules import SHAPES
 
 DATASETS = ("cifar100", "synthetic")
-HEADS = ("linear", "ridge", "class_means")
+HEADS = ("linear", "trained", "ridge", "class_means")
 PRECISIONS = ("fp32", "amp")
 TRACKERS = ("none", "tensorboard", "wandb")
 PARTITIONS = ("iid", "classes", "dirichlet", "quantity")
-AGGREGATORS = ("mean", "clipped_mean", "normalised_mean", "median", "trimmed_mean")
+MERGES = ("task_arithmetic", "ties", "dare", "breadcrumbs", "consensus")
+AGGREGATORS = ("mean", "clipped_mean", "normalised_mean", "median", "trimmed_mean", *MERGES)
 SERVERS = ("average", "momentum", "adam", "yogi")
+RULES = ("least_sensitive", "most_sensitive", "lowest_magnitude", "highest_magnitude", "random")
+SCOPES = ("global", "tensor")
+METHODS = ("talos", "mean")
+LABELS = ("sampled", "data", "expected")
+TARGETS = ("logit", "log_prob")
+VOTES = ("union", "majority", "intersection")
 ENGINES = ("serial", "parallel", "auto")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -34,6 +41,13 @@ def validate(config: Config) -> None:
         ("partition", config.partition.name, PARTITIONS),
         ("algorithm.aggregator", config.algorithm.aggregator, AGGREGATORS),
         ("algorithm.server", config.algorithm.server, SERVERS),
+        ("sparse.rule", config.sparse.rule, RULES),
+        ("sparse.scope", config.sparse.scope, SCOPES),
+        ("sparse.method", config.sparse.method, METHODS),
+        ("sparse.labels", config.sparse.labels, LABELS),
+        ("sparse.target", config.sparse.target, TARGETS),
+        ("sparse.source", config.sparse.source, ("validation", "clients")),
+        ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
         ("engine", config.engine.name, ENGINES),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
@@ -42,7 +56,7 @@ def validate(config: Config) -> None:
     mode, blocks = trained_part(config.train.what)
     data, train, head = config.data, config.train, config.head
     selects = config.evaluate.select == "best" or train.early_stopping is not None
-    chooses = head.name != "linear" and (
+    chooses = head.name in ("ridge", "class_means") and (
         head.temperature is None or (head.name == "ridge" and head.ridge_lambda is None)
     )
     for fine, complaint in [
@@ -81,6 +95,8 @@ def validate(config: Config) -> None:
         (0 <= head.dropout < 1, f"head.dropout={head.dropout} must lie in [0, 1)"),
         (_positive(head.temperature), "head.temperature must be positive"),
         (_positive(head.ridge_lambda), "head.ridge_lambda must be positive"),
+        (0 < head.lr < math.inf, "head.lr must be positive and finite"),
+        (head.steps > 0, "head.steps must be at least 1"),
         (
             not (head.freeze and mode == "head" and head.name == "linear"),
             "head.freeze=true with train.what=head leaves nothing to train",
@@ -110,15 +126,56 @@ def validate(config: Config) -> None:
         (config.checkpoint.minutes > 0, "checkpoint.minutes must be positive"),
         (config.checkpoint.keep_best > 0, "checkpoint.keep_best must be at least 1"),
         (config.checkpoint.keep_last > 0, "checkpoint.keep_last must be at least 1"),
+        *_sparse_checks(config),
         *_federated_checks(config),
     ]:
         if not fine:
             raise FedlensError(f"{complaint}.")
 
 
+def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
+    sparse, mode = config.sparse, trained_part(config.train.what)[0]
+    scored = sparse.density is not None and sparse.rule.endswith("_sensitive")
+    by_clients = sparse.source == "clients"
+    return [
+        (
+            sparse.density is None or 0 < sparse.density <= 1,
+            f"sparse.density={sparse.density} must lie in (0, 1]: it is the fraction trained",
+        ),
+        (
+            sparse.density is None or mode != "head",
+            "sparse.density masks the backbone, which train.what=head leaves as it is",
+        ),
+        (sparse.rounds > 0, "sparse.rounds must be at least 1"),
+        (0 <= sparse.soft <= 1, "sparse.soft must lie in [0, 1]"),
+        (_positive(sparse.examples), "sparse.examples must be at least 1"),
+        (sparse.passes > 0, "sparse.passes must be at least 1"),
+        (sparse.micro_batch > 0, "sparse.micro_batch must be at least 1"),
+        (_positive(sparse.clients), "sparse.clients must be at least 1"),
+        (
+            by_clients or sparse.voting is None,
+            "sparse.voting is among clients: set sparse.source=clients",
+        ),
+        (
+            by_clients or not scored or config.data.validation > 0,
+            "data.validation=0 leaves nothing to calibrate on: set sparse.source=clients",
+        ),
+        (
+            not by_clients or not scored or config.federated.clients is not None,
+            "sparse.source=clients needs clients: set federated.clients",
+        ),
+        (
+            config.federated.clients is None
+            or sparse.clients is None
+            or sparse.clients <= config.federated.clients,
+            f"sparse.clients={sparse.clients} are more than there are",
+        ),
+    ]
+
+
 def _federated_checks(config: Config) -> list[tuple[bool, str]]:
     federated, partition, algorithm = config.federated, config.partition, config.algorithm
-    engine, told = config.engine, config.federated.rounds
+    engine, told, merge = config.engine, config.federated.rounds, algorithm.merge
     fewest = federated.fewest_local_steps
     return [
         (_positive(federated.clients), "federated.clients must be at least 1"),
@@ -145,6 +202,12 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         (0 <= algorithm.server_momentum < 1, "algorithm.server_momentum must lie in [0, 1)"),
         (0 <= algorithm.server_beta2 < 1, "algorithm.server_beta2 must lie in [0, 1)"),
         (algorithm.server_tau > 0, "algorithm.server_tau must be positive"),
+        (0 < merge.scale < math.inf, "algorithm.merge.scale must be positive and finite"),
+        (0 < merge.density <= 1, "algorithm.merge.density must lie in (0, 1]"),
+        (0 <= merge.outliers < 1, "algorithm.merge.outliers must lie in [0, 1)"),
+        (merge.agreement > 0, "algorithm.merge.agreement must be at least 1"),
+        (0 <= merge.threshold < math.inf, "algorithm.merge.threshold must not be negative"),
+        (federated.keep_updates >= 0, "federated.keep_updates must be 0 or more"),
         (_positive(engine.workers), "engine.workers must be at least 1"),
         (_positive(engine.threads_per_client), "engine.threads_per_client must be at least 1"),
     ]

@@ -1,24 +1,30 @@
 """From client updates to one change of the global model, in a stream: Δ = Σ p_k (w_k − w).
 
-Every row of the table but the two that must compare clients holds one running sum in float64,
-whatever the size of the cohort. Its result depends on the clients' order by rounding in float64
-alone, about 1e-15 of the parameters, and not at all for a fixed order.
+Rows that must compare clients hold them all; every other holds one running sum in float64, whatever
+the size of the cohort. Its result depends on the clients' order by rounding in float64 alone, about
+1e-15 of the parameters, and not at all for a fixed order. Merges are those of task vectors.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from fedlens import params
+from fedlens.arithmetic import merging
+from fedlens.arithmetic.merging import MergeSettings
+from fedlens.arithmetic.task_vectors import task_vector
 from fedlens.params import Params
+from fedlens.rng import Stream
 
 
 @dataclass(frozen=True)
 class Contribution:
     """One client's valid parameters, and what rows may weigh them by."""
 
+    client: int
     parameters: Params
     examples: int
     effective_steps: float
@@ -29,6 +35,8 @@ class Contribution:
 class AggregatorSettings:
     trim: float = 0.1  # trimmed mean: the share of clients cut off at each end of every coordinate
     clip_norm: float = 1.0  # clipped mean: updates longer than this are shortened to it
+    merge: MergeSettings = field(default_factory=MergeSettings)
+    stream: Stream = Stream(0, ("merge",))  # noqa: RUF009  (it is frozen)
 
 
 class Aggregator(Protocol):
@@ -162,10 +170,38 @@ class TrimmedMean:
         return self.compared.combine(lambda values: values[cut : count - cut].mean(0))
 
 
+class Merged:
+    """The updates as task vectors, merged by a row of `merging.TABLE`."""
+
+    def __init__(self, start: Params, settings: AggregatorSettings, *, method: str) -> None:
+        self.start = start
+        self.settings = settings
+        self.method = method
+        self.vectors: dict[int, dict[str, torch.Tensor]] = {}
+        self.examples: list[float] = []
+
+    def add(self, one: Contribution) -> None:
+        self.vectors[one.client] = task_vector(self.start, one.parameters)
+        self.examples.append(one.examples)
+
+    def change(self) -> dict[str, torch.Tensor]:
+        return merging.merge(
+            self.method,
+            list(self.vectors.values()),
+            self.examples,
+            settings=self.settings.merge,
+            ids=list(self.vectors),
+            stream=self.settings.stream,
+        )
+
+
 TABLE: dict[str, Callable[[Params, AggregatorSettings], Aggregator]] = {
     "mean": Mean,
     "clipped_mean": ClippedMean,
     "normalised_mean": NormalisedMean,
     "median": Median,
     "trimmed_mean": TrimmedMean,
+    **{
+        method: partial(Merged, method=method) for method in merging.TABLE if method != "average"
+    },  # the average is the mean
 }

@@ -6,17 +6,19 @@ FedProx adds μ(w − w_global) to each gradient (Li et al., 2020, https://arxiv
 SCAFFOLD c − c_i (Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378).
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 
-from fedlens import params
 from fedlens.data.images import Examples
 from fedlens.models.classifier import Classifier
 from fedlens.params import Params
 from fedlens.rng import Stream
-from fedlens.training.local import Diverged, Model, StepRules, Tally, local_step
+from fedlens.sparse.packing import Packing
+from fedlens.sparse.sgdm import sgdm
+from fedlens.training.local import Diverged, Model, StepRules, Tally, local_step, set_lr
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,16 @@ class Update:
     """What a client answers; its tensors are lent, until the next update is asked for."""
 
     task: Task
-    parameters: Params
+    parameters: Params  # of a masked parameter, the trained entries
     tally: Tally
     fault: str | None = None  # why the client gave up
 
 
 class Trainer:
-    """One model instance, lent to one client after another."""
+    """One model instance, lent to one client after another.
+
+    Parameters come and go packed: of one with a mask, only the trained entries.
+    """
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class Trainer:
         rules: LocalRules,
         seed: int,
         *,
+        masks: Mapping[str, torch.Tensor] | None = None,
         compiled: bool = False,
     ) -> None:
         # Convolutions on a CPU are faster in this layout (benchmarks/vs_pfl.py).
@@ -70,9 +76,12 @@ class Trainer:
         self.examples = examples
         self.rules = rules
         self.seed = seed
+        self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         self.compiled = compiled
         self.forward: Model = torch.compile(self.model) if compiled else self.model
         self.trained = trained(self.model)
+        self.packing = Packing(self.trained, self.masks)
+        self.optimizer = self._optimizer() if self.trained else None
 
     @property
     def device(self) -> torch.device:
@@ -81,23 +90,25 @@ class Trainer:
     def on(self, device: torch.device) -> "Trainer":
         """The same with a model instance of its own, there; examples are shared if they can be."""
         model, examples = deepcopy(self.model).to(device), self.examples.to(device)
-        return Trainer(model, examples, self.rules, self.seed, compiled=self.compiled)
+        return Trainer(
+            model, examples, self.rules, self.seed, masks=self.masks, compiled=self.compiled
+        )
+
+    def packed(self) -> dict[str, torch.Tensor]:
+        """What the model has learned, as it travels."""
+        return self.packing.pack(self.trained)
 
     def train(self, task: Task, parameters: Params) -> Update:
-        rules = self.rules
-        params.assign(self.trained, parameters)
-        optimizer = torch.optim.SGD(
-            self.trained.values(),
-            lr=task.lr,
-            momentum=rules.momentum,
-            weight_decay=rules.weight_decay,
-            nesterov=rules.nesterov,
-        )
+        rules, optimizer = self.rules, self.optimizer
+        assert optimizer is not None
+        self.packing.unpack(parameters, self.trained)
+        optimizer.state.clear()  # every client begins with momentum 0
+        set_lr(optimizer, task.lr)
         stream = client_stream(self.seed, task)
         order = local_order(len(task.shard), rules.batch_size, task.steps, stream)
         tally, fault = Tally(), None
         adjust = None
-        if rules.proximal or task.correction:
+        if rules.proximal or task.correction or (self.masks and rules.step.clip_norm is not None):
             adjust = lambda: self._adjust(parameters, task.correction)  # noqa: E731
         try:
             for step, index in enumerate(torch.split(*order)):
@@ -107,17 +118,32 @@ class Trainer:
                 )  # fmt: skip
         except Diverged as reason:
             fault = str(reason)
-        return Update(task, {n: p.detach() for n, p in self.trained.items()}, tally, fault)
+        return Update(task, self.packed(), tally, fault)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        rules = self.rules
+        return sgdm(
+            self.trained.items(),
+            self.masks,
+            lr=0.0,  # each task has its own
+            momentum=rules.momentum,
+            weight_decay=rules.weight_decay,
+            nesterov=rules.nesterov,
+        )
 
     @torch.no_grad()
     def _adjust(self, start: Params, correction: Params | None) -> None:
+        """FedProx's and SCAFFOLD's terms; frozen entries are left out, for clipping's sake too."""
         for name, parameter in self.trained.items():
             if parameter.grad is None:
                 continue
+            gradient = self.packing.taken(name, parameter.grad)
             if self.rules.proximal:
-                parameter.grad.add_(parameter - start[name], alpha=self.rules.proximal)
+                moved = self.packing.taken(name, parameter) - start[name]
+                gradient.add_(moved, alpha=self.rules.proximal)
             if correction:
-                parameter.grad.add_(correction[name])
+                gradient.add_(correction[name])
+            parameter.grad = self.packing.spread(name, gradient, parameter)
 
 
 def trained(model: Classifier) -> dict[str, torch.nn.Parameter]:

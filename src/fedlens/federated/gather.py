@@ -53,7 +53,7 @@ class Gathering:
         rules = self.rules
         steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
         examples = len(task.shard)
-        contribution = Contribution(update.parameters, examples, steps, norm)
+        contribution = Contribution(task.client, update.parameters, examples, steps, norm)
         for rule in {self.mean, self.aggregator}:
             rule.add(contribution)
         self.observer.add(norm, examples)

@@ -70,10 +70,9 @@ class Parallel:
         # Forking starts at once and shares the data, but neither CUDA nor threads survive it.
         forks = sys.platform == "linux" and trainer.device.type == "cpu" and threads == 1
         self.context = torch.multiprocessing.get_context("fork" if forks else "spawn")
-        self.start = _shared(trainer.trained)
-        self.slots = [
-            Slot(_shared(trainer.trained), _shared(trainer.trained)) for _ in range(2 * workers)
-        ]
+        packed = trainer.packed()
+        self.start = _shared(packed)
+        self.slots = [Slot(_shared(packed), _shared(packed)) for _ in range(2 * workers)]
         self.workers = [self._hire(number) for number in range(workers)]
 
     def updates(self, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:

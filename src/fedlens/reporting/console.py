@@ -56,6 +56,9 @@ def run_page(folder: RunFolder) -> RenderableType:
     if signed:
         facts.add_row("data", signed["data"])
         facts.add_row("backbone", _backbone(signed))
+        if "density" in signed:
+            rule = signed["mask_rule"].replace("_", " ")
+            facts.add_row("trained", f"{signed['density']:.4g} of the weights: {rule}")
         if "clients" in signed:
             facts.add_row("federation", _federation(signed))
     if result:
@@ -73,7 +76,7 @@ def run_page(folder: RunFolder) -> RenderableType:
         facts.add_row("parameters", f"sha256 {choice['parameters'][:16]}…")
         facts.add_row("time", f"{result['seconds']:.0f} s")
         for name, value in result["facts"].items():
-            facts.add_row(name, f"{value:.4g}")
+            facts.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
     if signed:
         session = signed["sessions"][-1]
         facts.add_row("sessions", str(len(signed["sessions"])))

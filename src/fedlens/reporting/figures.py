@@ -1,7 +1,4 @@
-"""Records as pictures, drawn without a display and without pyplot's global state.
-
-The colours, of Okabe and Ito and of cividis, can be told apart by colour-blind readers.
-"""
+"""Who holds what, as a picture drawn without a display and without pyplot's global state."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +10,8 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedlens.errors import FedlensError
-from fedlens.files import replacing
+from fedlens.reporting.style import BLUE, DARKER, ORANGE, plain, save
 
-FORMATS = ("png", "svg", "pdf")
-BLUE, ORANGE = "#0072B2", "#D55E00"
 DRAWN = 200  # more clients than this are thinner than a line of the picture
 RULED = 1000  # up to so many cells, lines between them help and do not cover
 
@@ -35,9 +29,6 @@ def partition_figure(record: Mapping[str, Any], path: Path) -> None:
     Up to 200 clients with a histogram: who holds what. Else the distribution of each measure over
     clients; where the statistics have no lists (many clients), its range.
     """
-    form = path.suffix.lower().removeprefix(".")
-    if form not in FORMATS:
-        raise FedlensError(f"A figure is a .png, .svg or .pdf file, not '{path.name}'.")
     found, histogram = record["statistics"], record.get("histogram")
     drawn = histogram is not None and found["clients"] <= DRAWN
     height = 6.2 if drawn else 3.2 if "sizes" in found else 2.2
@@ -64,8 +55,7 @@ def partition_figure(record: Mapping[str, Any], path: Path) -> None:
         else:
             _range(axes, found["summary"][name])
         axes.set_xlabel(MEASURES[name])
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=form, dpi=150)
+    save(figure, path)
 
 
 def _holdings(figure: Figure, axes: Axes, counts: np.ndarray[Any, Any]) -> None:
@@ -73,7 +63,7 @@ def _holdings(figure: Figure, axes: Axes, counts: np.ndarray[Any, Any]) -> None:
     held = np.ma.masked_equal(counts, 0)
     # On a square-root scale small holdings are told apart beside a few large ones.
     scale = PowerNorm(0.5, vmin=0, vmax=int(counts.max()))
-    image = axes.imshow(held, aspect="auto", cmap="cividis_r", norm=scale, interpolation="none")
+    image = axes.imshow(held, aspect="auto", cmap=DARKER, norm=scale, interpolation="none")
     axes.set(xlabel="class", ylabel="client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -94,7 +84,7 @@ def _sizes(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xlabel(MEASURES["sizes"])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     axes.tick_params(axis="y", which="both", left=False, labelleft=False)
-    _plain(axes)
+    plain(axes)
 
 
 def _distribution(axes: Axes, name: str, values: Sequence[float]) -> None:
@@ -112,7 +102,7 @@ def _distribution(axes: Axes, name: str, values: Sequence[float]) -> None:
     axes.set_title(f"mean {_number(mean)}", color=ORANGE, fontsize="small")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-    _plain(axes)
+    plain(axes)
 
 
 def _range(axes: Axes, summary: Mapping[str, float]) -> None:
@@ -134,7 +124,7 @@ def _range(axes: Axes, summary: Mapping[str, float]) -> None:
     axes.margins(x=0.15)
     axes.set_yticks([])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    _plain(axes)
+    plain(axes)
     axes.spines["left"].set_visible(False)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: loss, top-1, top-5 and per-class accuracy of a model on examples."""
+"""Evaluation: loss, top-1, top-5 and per-class accuracy of a model on examples; its predictions."""
 
 import math
 from collections.abc import Callable
@@ -68,3 +68,20 @@ def evaluate(
         ],
         count=done,
     )
+
+
+@torch.inference_mode()
+def predictions(
+    model: Model,
+    examples: Examples,
+    index: torch.Tensor,
+    *,
+    batch_size: int,
+    precision: Precision,
+) -> torch.Tensor:
+    """The class the model finds most likely for every example at `index`, on the CPU."""
+    found = []
+    for part in torch.split(index, batch_size):
+        with precision.autocast():
+            found.append(model(examples.batch(part)).argmax(1).cpu())
+    return torch.cat(found)

@@ -1,0 +1,87 @@
+"""An edited model is measured like a trained one: candidates, a choice on validation, one test.
+
+Every analysis has a folder below its run, arithmetic/<name>/, with choice.json, written before the
+test split is opened, and record.json. A finished one is read, not repeated, so test accuracy is
+reported once, for one choice.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from fedlens import params
+from fedlens.data.splits import Choice
+from fedlens.errors import FedlensError
+from fedlens.experiments.asked import Record, place, result_of
+from fedlens.experiments.opened import OpenedRun
+from fedlens.files import read_json, write_json
+from fedlens.params import Params
+from fedlens.training.evaluate import Evaluation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What distinguishes it, and its parameters, made when they are needed."""
+
+    told: Record
+    parameters: Callable[[], Params]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is asked: the folder's name, what every record of it says, and how to read the rows.
+
+    `pick` chooses among the candidates' rows; `remarks` are added to whatever is measured, and
+    `summary` to the record.
+    """
+
+    name: str
+    about: Record
+    pick: Callable[[Sequence[Record]], int]
+    remarks: Callable[[Evaluation], Record] = lambda found: {}
+    summary: Callable[[Sequence[Record]], Record] = lambda rows: {}
+
+
+def most_accurate(rows: Sequence[Record]) -> int:
+    """On validation; of equals the first."""
+    return max(range(len(rows)), key=lambda place: rows[place]["validation"]["top1"])
+
+
+def carry_out(opened: OpenedRun, asked: Analysis, candidates: Sequence[Candidate]) -> Record:
+    """Validates every candidate, picks one, and opens the test split for it."""
+    rows: list[Record] = []
+    for candidate in candidates:
+        found = opened.validated(candidate.parameters())
+        rows.append({**candidate.told, "validation": found.metrics(), **asked.remarks(found)})
+        said = ", ".join(f"{key} {value}" for key, value in candidate.told.items())
+        log.info("%s: validation accuracy %.2f %%", said, 100 * found.top1)
+    chosen = asked.pick(rows)
+    edited = candidates[chosen].parameters()
+    result = result_of(opened.folder)
+    choice = Choice(params.digest(edited), "validation", result["choice"]["unit"])
+    where = place(opened.folder, asked.name)
+    if (where / "choice.json").exists() and read_json(where / "choice.json") != asdict(choice):
+        raise FedlensError(
+            f"{where} was begun with another choice, whose test accuracy may have been seen: look "
+            "at it, and remove the folder if it has not."
+        )
+    write_json(where / "choice.json", asdict(choice))
+    opened.assign(edited)
+    test = opened.measure.test(choice)
+    record = {
+        **asked.about,
+        "run": opened.folder.name,
+        "candidates": rows,
+        "chosen": chosen,
+        "choice": asdict(choice),
+        "test": {**asdict(test), **asked.remarks(test)},
+        "as_trained": {
+            "validation": result["validation"],
+            "test": {**result["test"], **asked.remarks(Evaluation(**result["test"]))},
+        },
+        **asked.summary(rows),
+    }
+    write_json(where / "record.json", record)
+    return record

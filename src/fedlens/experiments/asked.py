@@ -1,0 +1,45 @@
+"""What was asked of a finished run: the name of an analysis, its folder, its record. No torch.
+
+An analysis lies in arithmetic/<name>/ below its run, and its name says all that was asked, so that
+asking again finds the record and computes nothing.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from fedlens.errors import FedlensError
+from fedlens.experiments.records import RunFolder
+from fedlens.files import read_json
+
+Record = dict[str, Any]
+
+READABLE = 80  # letters of a name before its hash
+
+
+def analysis_name(*words: object, **arguments: object) -> str:
+    """Words to read, and a short hash of all arguments: `alpha-ridge-0to1.5-1f0c88ab`."""
+    text = json.dumps(arguments, sort_keys=True, default=str)
+    said = re.sub(r"[^\w.+=-]+", "_", "-".join(map(str, words)))[:READABLE]
+    return f"{said}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def place(folder: RunFolder, name: str) -> Path:
+    return folder.path / "arithmetic" / name
+
+
+def finished(folder: RunFolder, name: str) -> Record | None:
+    """The record of an analysis, if it was made before."""
+    path = place(folder, name) / "record.json"
+    return dict(read_json(path)) if path.exists() else None
+
+
+def result_of(folder: RunFolder) -> Record:
+    """What a run came to; one that is not finished has nothing to be edited."""
+    if folder.result is None:
+        raise FedlensError(
+            f"{folder.name} is not finished: go on with `fedlens resume {folder.path}` first."
+        )
+    return folder.result

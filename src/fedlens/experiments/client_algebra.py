@@ -1,0 +1,221 @@
+"""Algebra on the updates that clients sent: merge a round anew, drop, re-weight, negate, forget.
+
+It needs a run with federated.keep_updates=N. Over the N rounds kept, client k contributed
+c_k = Σ_r p_rk (w_rk − w_r), and under plain averaging the model at their end is the model at their
+start plus all contributions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from fedlens.arithmetic import merging
+from fedlens.arithmetic.merging import MergeSettings
+from fedlens.arithmetic.task_vectors import applied, composed, task_vector
+from fedlens.arithmetic.unlearning import forgetting_choice, recombined
+from fedlens.errors import FedlensError
+from fedlens.experiments.analysis import Analysis, Candidate, carry_out, most_accurate
+from fedlens.experiments.asked import Record
+from fedlens.experiments.opened import OpenedRun
+from fedlens.experiments.updates import KeptRound, kept_rounds, read_round
+from fedlens.params import Params
+from fedlens.rng import Stream
+from fedlens.training.evaluate import Evaluation
+
+
+def kept_round(opened: OpenedRun, number: int | None = None) -> KeptRound:
+    """The round of that number, or the last one kept."""
+    there = kept_rounds(opened.folder.updates)
+    if not there:
+        raise FedlensError(
+            f"{opened.folder.name} kept no client updates: run it with federated.keep_updates=1 or "
+            "more."
+        )
+    if number is not None and number not in there:
+        raise FedlensError(f"Round {number} was not kept: rounds {there[0]} to {there[-1]} were.")
+    return read_round(opened.folder.updates, there[-1] if number is None else number)
+
+
+def merge(
+    opened: OpenedRun,
+    analysis: str,
+    methods: Sequence[str],
+    scales: Sequence[float],
+    settings: MergeSettings,
+    number: int | None = None,
+) -> Record:
+    """One round's updates merged by each method at each λ, and the best of them tested."""
+    kept = kept_round(opened, number)
+    vectors = {client: task_vector(kept.start, end) for client, end in kept.clients.items()}
+    stream = Stream(opened.config.seed, ("merge", kept.number))
+
+    def edited(method: str, scale: float) -> Params:
+        merged = merging.merge(
+            method,
+            list(vectors.values()),
+            [kept.examples[client] for client in vectors],
+            settings=replace(settings, scale=scale),
+            ids=list(vectors),
+            stream=stream,
+        )
+        return opened.whole(applied(kept.start, merged))
+
+    candidates = [
+        Candidate({"method": method, "scale": scale}, partial(edited, method, scale))
+        for method in methods
+        for scale in scales
+    ]
+    about = {"kind": "merge", "round": kept.number, "clients": list(vectors)}
+    about["density"] = settings.density
+    return carry_out(opened, Analysis(analysis, about, most_accurate), candidates)
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """θ before the rounds kept, and what each client added to it; packed as they travelled."""
+
+    start: dict[str, torch.Tensor]
+    by_client: dict[int, dict[str, torch.Tensor]]
+    rounds: list[int]
+
+
+def contributions(opened: OpenedRun) -> Contributions:
+    algorithm = opened.config.algorithm
+    if (algorithm.aggregator, algorithm.server, algorithm.server_lr) != ("mean", "average", 1.0):
+        raise FedlensError(
+            f"{opened.folder.name} did not average plainly ({algorithm.name}), so its model is not "
+            "the sum of what its clients sent."
+        )
+    first = kept_round(opened, min(kept_rounds(opened.folder.updates), default=None))
+    rounds = kept_rounds(opened.folder.updates)
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for number in rounds:
+        kept = kept_round(opened, number)
+        total = sum(kept.examples.values())
+        for client, end in kept.clients.items():
+            share = (kept.examples[client] / total, task_vector(kept.start, end))
+            before = [(1.0, found[client])] if client in found else []
+            found[client] = composed([*before, share])
+    return Contributions(first.start, found, rounds)
+
+
+def recombine(
+    opened: OpenedRun, analysis: str, coefficients: Mapping[int, float], told: Contributions
+) -> Record:
+    """The model with clients dropped, re-weighted or negated, beside the one with all as they were.
+
+    Target are the classes of clients whose coefficient is not 1, control is all the rest.
+    """
+    shares = dict.fromkeys(told.by_client, 1.0)
+    changed = [client for client, factor in coefficients.items() if factor != 1]
+    as_trained = dict.fromkeys(told.by_client, 1.0)
+
+    def edited(factors: Mapping[int, float]) -> Params:
+        return opened.whole(recombined(told.start, told.by_client, factors, shares))
+
+    candidates = [
+        Candidate({"edit": "none"}, partial(edited, as_trained)),
+        Candidate({"edit": "asked for"}, partial(edited, coefficients)),
+    ]
+    asked = Analysis(
+        analysis,
+        {
+            "kind": "clients",
+            "rounds": told.rounds,
+            "coefficients": {str(client): coefficients[client] for client in changed},
+        },
+        lambda rows: 1,  # nothing is chosen: the edit was told
+        remarks=partial(target_and_control, _held_by(opened, changed)),
+    )
+    return carry_out(opened, asked, candidates)
+
+
+def forget(
+    opened: OpenedRun,
+    analysis: str,
+    told: Contributions,
+    scales: Sequence[float],
+    *,
+    label: int | None = None,
+    client: int | None = None,
+    keep: float = 0.95,
+) -> Record:
+    """θ − λ Σ f_k c_k: f_k is 1 for the client to forget, or the share of the class in k's data.
+
+    λ is chosen on validation: the lowest target accuracy that keeps `keep` of the control's.
+    """
+    if client is not None:
+        if client not in told.by_client:
+            raise FedlensError(f"Client {client} took no part in the rounds kept: {_who(told)}.")
+        factors = {client: 1.0}
+        target = _held_by(opened, [client])
+    else:
+        assert label is not None
+        held = opened.parts.held_classes
+        if not 0 <= label < held.shape[1]:
+            raise FedlensError(f"There is no class {label}: they are 0 to {held.shape[1] - 1}.")
+        shares = (held[:, label] / held.sum(1).clamp(min=1)).tolist()
+        factors = {k: shares[k] for k in told.by_client if shares[k] > 0}
+        target = {label}
+        if not factors:
+            raise FedlensError(f"No client of the rounds kept holds class {label}: {_who(told)}.")
+    _check_measurable(opened, target)
+    as_trained = composed((1.0, vector) for vector in told.by_client.values())
+    direction = composed((factor, told.by_client[k]) for k, factor in factors.items())
+
+    def edited(scale: float) -> Params:
+        return opened.whole(applied(told.start, composed([(1.0, as_trained), (-scale, direction)])))
+
+    def pick(rows: Sequence[Record]) -> int:
+        accuracies = ([row[part] for row in rows] for part in ("target", "control"))
+        return list(scales).index(forgetting_choice(scales, *accuracies, keep=keep))
+
+    asked = Analysis(
+        analysis,
+        {
+            "kind": "forget",
+            "rounds": told.rounds,
+            "class": label,
+            "client": client,
+            "clients": {str(k): factor for k, factor in factors.items()},
+            "keep": keep,
+        },
+        pick,
+        remarks=partial(target_and_control, target),
+    )
+    candidates = [Candidate({"scale": scale}, partial(edited, scale)) for scale in scales]
+    return carry_out(opened, asked, candidates)
+
+
+def target_and_control(target: set[int], found: Evaluation) -> Record:
+    """Accuracy on the classes of `target` and on all others, each a mean over classes."""
+    known = {label: value for label, value in enumerate(found.per_class) if value is not None}
+    parts = {
+        "target": [value for label, value in known.items() if label in target],
+        "control": [value for label, value in known.items() if label not in target],
+    }
+    return {part: sum(values) / len(values) if values else None for part, values in parts.items()}
+
+
+def _check_measurable(opened: OpenedRun, target: set[int]) -> None:
+    """Forgetting needs validation images of what is forgotten, and of something else."""
+    examples = opened.parts.validation
+    seen = set(examples.labels.tolist()) if examples else set()
+    if not seen & target:
+        raise FedlensError("No validation image is of a class to forget: hold out more of them.")
+    if seen <= target:
+        raise FedlensError(
+            "All classes would be forgotten, so nothing tells what that costs: name a client that "
+            "holds some of them only, or one class."
+        )
+
+
+def _held_by(opened: OpenedRun, clients: Sequence[int]) -> set[int]:
+    held = opened.parts.held_classes[list(clients)].sum(0)
+    return set(held.nonzero()[:, 0].tolist())
+
+
+def _who(told: Contributions) -> str:
+    return f"they have {', '.join(map(str, sorted(told.by_client)))}"

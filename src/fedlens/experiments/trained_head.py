@@ -1,0 +1,75 @@
+"""A head trained on frozen features before all else: by the clients, where there are any.
+
+Central training is one client with all the data that does every step in one round.
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlens import params, rng
+from fedlens.data.batches import FeatureExamples
+from fedlens.data.partition import Partition
+from fedlens.experiments.config import Config
+from fedlens.experiments.progress import bar
+from fedlens.experiments.signals import StopRequest
+from fedlens.federated import sampling, server, wire
+from fedlens.federated.client import LocalRules, Task
+from fedlens.federated.gather import Gathering
+from fedlens.federated.vectorised import NAMES, Vectorised
+from fedlens.training.local import StepRules
+from fedlens.training.precision import Precision
+
+log = logging.getLogger(__name__)
+
+
+def trained_head(
+    config: Config,
+    train: FeatureExamples,
+    head: nn.Linear,
+    partition: Partition | None,
+    precision: Precision,
+    stop: StopRequest,
+) -> tuple[nn.Linear, dict[str, Any]]:
+    """`head` after head.steps local steps of FedAvg, and what it cost to send."""
+    seed = rng.address(config.seed, "trained head")  # draws of its own, none of the training's
+    everyone = torch.arange(len(train))
+    clients = len(partition) if partition else 1
+    size = sampling.cohort_size(clients, config.federated.participation)
+    steps = config.federated.local_steps if partition else config.head.steps
+    rounds = -(-config.head.steps // steps)
+    rules = LocalRules(
+        step=StepRules(precision.for_clients(), dropout=config.head.dropout),
+        batch_size=config.train.batch_size,
+        momentum=config.train.momentum,
+        weight_decay=config.train.weight_decay,
+    )
+    head.to(train.features.device)
+    start = dict(zip(NAMES, (head.weight.detach(), head.bias.detach()), strict=True))
+    globally = server.Server(start, server.TABLE["average"], server.ServerSettings())
+    engine = Vectorised(train, rules, seed, torch.get_num_threads())
+    with bar("training the head", stop) as update:
+        for number in range(1, rounds + 1):
+            cohort = sampling.cohort(seed, number, clients=clients, size=size)
+            gathering = Gathering(globally.parameters, rules)
+            tasks = [
+                Task(
+                    number,
+                    client,
+                    partition.shard(client) if partition else everyone,
+                    steps,
+                    config.head.lr,
+                )
+                for client in cohort
+            ]
+            for answer in engine.updates(globally.parameters, tasks):
+                gathering.add(answer)
+            if change := gathering.change():
+                globally.step(change)
+            update(number, rounds)
+    params.assign(dict(zip(NAMES, (head.weight, head.bias), strict=True)), globally.parameters)
+    facts = {"head_rounds": rounds, "head_bytes_up": rounds * size * wire.size(start)}
+    log.info("head trained beforehand: %s", facts if partition else {"steps": steps})
+    return head, facts if partition else {}

@@ -1,0 +1,333 @@
+"""`fedlens arithmetic` on finished runs: exact where it must be, tested once, calm if misused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fedlens import cli, params
+from fedlens.arithmetic.merging import TABLE
+from fedlens.cli.arithmetic import METHODS
+from fedlens.cli.numbers import grid
+from fedlens.data.splits import SealedTest
+from fedlens.errors import FedlensError
+from fedlens.experiments import opened
+from fedlens.experiments.asked import analysis_name
+from fedlens.experiments.build import build
+from fedlens.experiments.compose import compose, load
+from fedlens.experiments.measure import Measure
+from fedlens.experiments.records import RunFolder
+from fedlens.experiments.run import start
+from fedlens.experiments.signals import StopRequest
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY
+
+Record = dict[str, Any]
+SKEWED = ["partition=classes", "partition.classes_per_client=30"]
+KEPT = ["federated.keep_updates=2", "evaluate.select=last"]
+SPARSE = ["sparse.density=0.1", "sparse.rule=random", "head.freeze=true", "augment=none"]
+
+
+class World(NamedTuple):
+    root: Path
+    fed: RunFolder
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A federated run, a central one of the same model, one of another model, and half of one."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(name: str, *overrides: str) -> RunFolder:
+        told = [*TINY, f"run.root={root}", f"run.name={name}", *overrides]
+        return start(compose("quickstart", told))
+
+    fed = run("fed", *FEDERATED, *ON_FEATURES, *SKEWED, *KEPT, "train.lr=0.3")
+    run("central", *ON_FEATURES, "train.epochs=1")
+    run("whole", "head=ridge", "train.what=head", "augment=standard")
+    (root / "half").mkdir()
+    shutil.copy(fed.config, root / "half")
+    return World(root, fed)
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fedlens(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Call:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(
+            sys, "argv", ["fedlens", "arithmetic", *words, "--runs", str(world.root)]
+        )
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def recorded(answer: tuple[int, str, str]) -> Record:
+    """The record a command names, whose picture is there."""
+    code, out, err = answer
+    assert code == 0, err
+    (path,) = (line.removeprefix("record ") for line in out.splitlines() if "record.json" in line)
+    assert (Path(path).parent / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert f"drawn to {Path(path).parent / 'figure.png'}" in out
+    found: Record = json.loads(Path(path).read_text())
+    return found
+
+
+def result(folder: RunFolder) -> Record:
+    assert folder.result is not None
+    return folder.result
+
+
+def after(folder: RunFolder, number: int) -> Record:
+    """Validation after a round, as the run wrote it down."""
+    (line,) = (line for line in folder.journal("metrics").read() if line["round"] == number)
+    found: Record = line["validation"]
+    return found
+
+
+def test_the_line_goes_through_the_start_and_the_run(
+    fedlens: Call, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    openings: list[object] = []
+    real = SealedTest.open
+
+    def counted(self: SealedTest, choice: Any) -> Any:
+        openings.append(choice)
+        return real(self, choice)
+
+    monkeypatch.setattr(SealedTest, "open", counted)
+    words = ["alpha", "fed", "--alphas", "-0.5:1.5:0.5", "--figure", str(tmp_path / "a.pdf")]
+    answer = fedlens(*words)
+    record = recorded(answer)
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    rows = {row["alpha"]: row["validation"] for row in record["candidates"]}
+    assert list(rows) == [-0.5, 0.0, 0.5, 1.0, 1.5]
+    parts = build(load(world.fed.config), torch.device("cpu"), StopRequest())
+    untrained = Measure(parts.model, parts, batch_size=256, stop=StopRequest()).validation()
+    assert untrained is not None
+    assert rows[0.0] == untrained.metrics()
+    assert rows[1.0] == result(world.fed)["validation"]
+    best = max(row["top1"] for row in rows.values())
+    assert list(rows.values())[record["chosen"]]["top1"] == best
+    assert record["barrier"] >= 0
+    assert len(openings) == 1
+
+    monkeypatch.setattr(opened, "build", None)  # nothing is computed again
+    again = fedlens(*words)
+    assert again[1] == answer[1]
+    assert recorded(again) == record
+    assert len(openings) == 1
+
+
+def test_a_record_is_shown_without_torch(fedlens: Call, world: World) -> None:
+    words = ["alpha", "fed", "--alphas", "1", "--runs", str(world.root)]
+    recorded(fedlens(*words[:-2]))
+    code = (
+        f"import sys; sys.argv = ['fedlens', 'arithmetic', *{words!r}];"
+        "from fedlens.cli import app; app(standalone_mode=False);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_base_may_be_the_ridge_or_the_central_model(fedlens: Call, world: World) -> None:
+    central = result(RunFolder(world.root / "central"))
+    record = recorded(fedlens("alpha", "fed", "--base", "central", "--alphas", "0,1"))
+    assert record["candidates"][0]["validation"] == central["validation"]
+    ridge = recorded(fedlens("alpha", "fed", "--base", "ridge", "--alphas", "0,1"))
+    whole = result(RunFolder(world.root / "whole"))
+    assert ridge["candidates"][0]["validation"] == pytest.approx(whole["validation"], rel=1e-4)
+    assert ridge["candidates"][1]["validation"] == result(world.fed)["validation"]
+
+
+def test_runs_add_up(fedlens: Call, world: World) -> None:
+    record = recorded(fedlens("compose", "fed=1", "central=-1", "--alphas", "0,1"))
+    assert record["terms"] == {"fed": 1.0, "central": -1.0}
+    alone = recorded(fedlens("compose", "fed=0.5", "--alphas", "0,2"))
+    assert alone["candidates"][1]["validation"] == result(world.fed)["validation"]
+    assert record["candidates"][0] == alone["candidates"][0]
+
+
+def test_averaging_a_round_gives_the_model_after_it(fedlens: Call, world: World) -> None:
+    record = recorded(fedlens("merge", "fed", "--scales", "0,1"))
+    assert {row["method"] for row in record["candidates"]} == set(TABLE) == set(METHODS)
+    rows = {(row["method"], row["scale"]): row["validation"] for row in record["candidates"]}
+    assert rows["average", 1.0] == after(world.fed, 3)
+    assert record["round"] == 3
+    assert all(rows[method, 0.0] == after(world.fed, 2) for method in TABLE)
+    assert len({json.dumps(rows[method, 1.0]) for method in TABLE}) == len(TABLE)
+    earlier = recorded(
+        fedlens("merge", "fed", "--scales", "1", "--method", "average", "--round", "2")
+    )
+    assert earlier["candidates"][0]["validation"] == after(world.fed, 2)
+
+
+def test_dropping_nobody_gives_the_trained_model(fedlens: Call, world: World) -> None:
+    record = recorded(fedlens("clients", "fed"))
+    assert record["rounds"] == [2, 3]
+    for row in record["candidates"]:
+        assert row["validation"] == pytest.approx(result(world.fed)["validation"], rel=1e-6)
+    assert record["test"]["per_class"] == result(world.fed)["test"]["per_class"]
+
+
+def test_target_are_the_classes_of_clients_who_changed(fedlens: Call, world: World) -> None:
+    everybody = {client for n in (2, 3) for client in _participants(world.fed, n)}
+    one, other = sorted(everybody)[:2]
+    words = ["--drop", str(one), "--weight", f"{other}=0.5"]
+    record = recorded(fedlens("clients", "fed", *words))
+    assert record["coefficients"] == {str(one): 0.0, str(other): 0.5}
+    before, edited = record["candidates"]
+    assert before["validation"]["loss"] != edited["validation"]["loss"]
+    partition = world.fed.partition
+    assert partition is not None
+    held = [a + b for a, b in zip(*(partition["histogram"][k] for k in (one, other)), strict=True)]
+    accuracy = record["test"]["per_class"]
+    target = [right for right, count in zip(accuracy, held, strict=True) if count]
+    assert record["test"]["target"] == pytest.approx(sum(target) / len(target))
+    assert set(record["as_trained"]["test"]) == {*result(world.fed)["test"], "target", "control"}
+
+
+def test_forgetting_keeps_what_it_must(fedlens: Call, world: World) -> None:
+    client = _participants(world.fed, 3)[0]
+    words = ["forget", "fed", "--client", str(client), "--scales", "1,4"]
+    record = recorded(fedlens(*words, "--keep", "0.9"))
+    rows = record["candidates"]
+    assert [row["scale"] for row in rows] == [0, 1, 4]  # 0 is added
+    assert rows[0]["validation"] == pytest.approx(result(world.fed)["validation"], rel=1e-6)
+    chosen = rows[record["chosen"]]
+    assert chosen["control"] >= 0.9 * rows[0]["control"]
+    assert chosen["target"] == min(
+        row["target"] for row in rows if row["control"] >= 0.9 * rows[0]["control"]
+    )
+    label = _forgettable(world.fed)
+    of_class = recorded(fedlens("forget", "fed", "--class", str(label), "--scales", "0,1"))
+    assert of_class["clients"]
+    assert of_class["client"] is None
+
+
+def test_interference_of_a_round(fedlens: Call, world: World) -> None:
+    clients = _participants(world.fed, 3)
+    pair = [clients[2], clients[0]]
+    words = ["--pair", ",".join(map(str, pair)), "--alphas", "0,1"]
+    record = recorded(fedlens("interference", "fed", *words))
+    assert (record["round"], record["clients"], record["pair"]) == (3, clients, pair)
+    (line,) = (one for one in world.fed.journal("metrics").read() if one["round"] == 3)
+    others = [v for a, row in enumerate(record["cosine"]) for b, v in enumerate(row) if a != b]
+    assert sum(others) / len(others) == pytest.approx(line["cosine"], abs=1e-4)
+    assert record["disentanglement_error"][0][0] == 0
+    assert not (world.fed.path / "arithmetic" / "choice.json").exists()
+
+
+def test_methods_are_listed(fedlens: Call) -> None:
+    code, out, _ = fedlens("merge", "--list")
+    assert code == 0
+    for name, row in TABLE.items():
+        assert name in out
+        assert row.paper.split(",")[0] in out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("alpha fed --alphas 0:1", "is not a grid of numbers"),
+        ("alpha fed --alphas 0,x", "is not a grid of numbers"),
+        ("alpha nothing", "No run 'nothing'"),
+        ("alpha half", "half is not finished"),
+        ("alpha fed --base half", "half is not finished"),
+        ("alpha fed --base whole", "whole has another model than fed"),
+        ("alpha fed --figure a.jpeg", "A figure is a .png"),
+        ("alpha fed train.lr=1", "cannot be changed"),
+        ("compose fed", "is not of the form RUN=COEF"),
+        ("compose fed=1 fed=2", "named twice"),
+        ("compose fed=1 whole=1", "whole has another model than fed"),
+        ("merge", "needs a RUN"),
+        ("merge fed --method tie", "did you mean 'ties'"),
+        ("merge fed --density 0", "Merging needs density"),
+        ("merge fed --round 1", "rounds 2 to 3 were"),
+        ("merge central", "kept no client updates"),
+        ("clients central", "kept no client updates"),
+        ("clients fed --drop 99", "Client 99 took no part"),
+        ("clients fed --drop x", "--drop takes whole numbers"),
+        ("clients fed --weight 2", "is not of the form CLIENT=FACTOR"),
+        ("clients fed --weight 2=1 --weight 2=3", "names a client twice"),
+        ("forget fed", "either --class N or --client N"),
+        ("forget fed --class 1 --client 1", "either --class N or --client N"),
+        ("forget fed --class 100", "There is no class 100"),
+        ("forget fed --client 99", "Client 99 took no part"),
+        ("forget fed --class 1 --keep 2", "--keep must lie in [0, 1]"),
+        ("interference fed --pair 1", "--pair takes two different clients"),
+        ("interference fed --pair 98,99", "Client 98 sent nothing"),
+    ],
+)
+def test_mistakes_are_one_sentence(fedlens: Call, words: str, complaint: str) -> None:
+    code, _, err = fedlens(*words.split())
+    assert code == 2, err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert complaint in last
+    assert "Traceback" not in err
+
+
+def test_client_algebra_of_a_sparse_run(fedlens: Call, world: World) -> None:
+    """Updates travel packed; all weights outside the masks stay as pretrained."""
+    few = ["federated.rounds=2", "federated.keep_updates=1", "evaluate.select=last"]
+    told = [*TINY, *FEDERATED, *SPARSE, *few, f"run.root={world.root}", "run.name=sparse"]
+    folder = start(compose("quickstart", told))
+    merged = recorded(fedlens("merge", "sparse", "--method", "average", "--scales", "1"))
+    assert merged["candidates"][0]["validation"] == pytest.approx(after(folder, 2), rel=1e-6)
+    learned = opened.open_run(folder, StopRequest())
+    assert merged["choice"]["parameters"] == params.digest(learned.tuned)
+    moved = {name: learned.start[name] != value for name, value in learned.tuned.items()}
+    assert all((moved[name] <= mask).all() for name, mask in learned.parts.masks.items())
+    assert {name for name, where in moved.items() if where.any()} <= learned.parts.masks.keys()
+    dropped = recorded(fedlens("clients", "sparse"))
+    assert dropped["candidates"][1]["validation"] == pytest.approx(after(folder, 2), rel=1e-6)
+
+
+def test_grids_as_people_write_them() -> None:
+    assert grid("0:1.5:0.1") == [round(n / 10, 1) for n in range(16)]
+    assert grid("1,0.5,1,-0") == [0.0, 0.5, 1.0]
+    assert grid("0:1:0.3") == [0.0, 0.3, 0.6, 0.9]
+    assert grid("1:0:-0.5") == [0.0, 0.5, 1.0]
+    for wrong in ("", "0:1:0", "0:1:-1", "0:inf:1", "nan", "0:1:1e-9", "0:1:0.1:2", "a:b:c"):
+        with pytest.raises(FedlensError, match="is not a grid"):
+            grid(wrong)
+
+
+def test_names_tell_questions_apart() -> None:
+    names = {analysis_name("alpha", "a run/with: signs", alphas=[0.0, n]) for n in (1.0, 2.0)}
+    assert len(names) == 2
+    for name in names:
+        assert name.startswith("alpha-a_run_with_signs-")
+    assert len(analysis_name("x" * 500)) < 100
+
+
+def _participants(folder: RunFolder, number: int) -> list[int]:
+    (line,) = (line for line in folder.journal("metrics").read() if line["round"] == number)
+    found: list[int] = line["clients"]
+    return found
+
+
+def _forgettable(folder: RunFolder) -> int:
+    """A class that somebody in the last rounds holds and that has a validation image."""
+    parts = build(load(folder.config), torch.device("cpu"), StopRequest())
+    assert parts.validation is not None
+    held = parts.held_classes[_participants(folder, 3)].sum(0)
+    return next(label for label in parts.validation.labels.tolist() if held[label])
