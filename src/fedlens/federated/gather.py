@@ -2,6 +2,7 @@
 
 import logging
 import math
+from functools import cached_property
 
 import torch
 
@@ -64,7 +65,9 @@ class Gathering:
 
     def change(self) -> dict[str, torch.Tensor] | None:
         """The aggregated change; None where no valid update came."""
-        return self.aggregator.change() if self.clients else None
+        if not self.clients:
+            return None
+        return self._mean_change if self.aggregator is self.mean else self.aggregator.change()
 
     def metrics(self) -> dict[str, object]:
         """For the record; a round that nobody answered has none of its own."""
@@ -74,7 +77,12 @@ class Gathering:
         if not self.clients:
             return found
         found |= {"train": self.tally.metrics(), "client_losses": self.losses}
-        return found | self.observer.metrics(self.mean.change())
+        return found | self.observer.metrics(self._mean_change)
+
+    @cached_property
+    def _mean_change(self) -> dict[str, torch.Tensor]:
+        """Once all updates are in."""
+        return self.mean.change()
 
     def _reject(self, client: int, round_: int, fault: str) -> None:
         said = f"The update of client {client} in round {round_} was rejected: {fault}"

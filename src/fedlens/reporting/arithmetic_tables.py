@@ -93,7 +93,7 @@ def _asked(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("round", f"{record['round']}, clients {_numbers(record)}"))
     if "rounds" in record:
         found.append(("rounds", f"{record['rounds'][0]} to {record['rounds'][-1]}"))
-        if (tested := record["choice"]["unit"]) == record["rounds"][-1]:
+        if (tested := record["choice"]["unit"]) != record["rounds"][-1]:
             found.append(("mind", f"the run chose its model of round {tested}, not the last"))
     return found
 
