@@ -28,7 +28,7 @@ from fedlens.experiments.signals import StopRequest
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY
 
 Record = dict[str, Any]
-SKEWED = ["partition=classes", "partition.classes_per_client=30"]
+SKEWED = ["partition=dirichlet", "partition.alpha=0.3", "partition.min_size=1"]
 KEPT = ["federated.keep_updates=2", "evaluate.select=last"]
 SPARSE = ["sparse.density=0.1", "sparse.rule=random", "head.freeze=true", "augment=none"]
 
@@ -304,6 +304,7 @@ def test_client_algebra_of_a_sparse_run(fedlens: Call, world: World) -> None:
 def test_grids_as_people_write_them() -> None:
     assert grid("0:1.5:0.1") == [round(n / 10, 1) for n in range(16)]
     assert grid("1,0.5,1,-0") == [0.0, 0.5, 1.0]
+    assert grid("0:0.3:0.1") == [0.0, 0.1, 0.2, 0.3]
     assert grid("0:1:0.3") == [0.0, 0.3, 0.6, 0.9]
     assert grid("1:0:-0.5") == [0.0, 0.5, 1.0]
     for wrong in ("", "0:1:0", "0:1:-1", "0:inf:1", "nan", "0:1:1e-9", "0:1:0.1:2", "a:b:c"):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedlens import files
 from fedlens.experiments.checkpoint import Checkpoints
 from fedlens.experiments.records import RunFolder
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, facts
@@ -33,6 +35,17 @@ FEDERATION = [
     "algorithm=scaffold",
     "algorithm.server=momentum",
     "evaluate.test_curve=true",
+]
+
+SPARSE = [
+    *TINY,
+    *FEDERATED,
+    "federated.rounds=2",
+    "federated.keep_updates=1",
+    "head=ridge",
+    "sparse.density=0.1",
+    "sparse.rounds=2",
+    "sparse.examples=8",
 ]
 
 Run = Callable[..., dict[str, Any]]
@@ -76,6 +89,13 @@ def whole_federation(
     order: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], int, float]:
     return undisturbed(order, tmp_path_factory, FEDERATION)
+
+
+@pytest.fixture(scope="module")
+def whole_sparse(
+    order: Run, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], int, float]:
+    return undisturbed(order, tmp_path_factory, SPARSE)
 
 
 def undisturbed(
@@ -215,6 +235,49 @@ def test_a_federation_killed_at_random_moments(
     assert order(tmp_path, FEDERATION)["status"] == 0
     assert facts(RunFolder(tmp_path / "it")) == expected
     assert is_tidy(RunFolder(tmp_path / "it"))
+
+
+def test_a_sparse_federation_killed_again_and_again(
+    order: Run, whole_sparse: Any, tmp_path: Path
+) -> None:
+    """Before its masks are written it calibrates anew, for nobody else's are to be found.
+
+    While it calibrates nothing is written: to die there is to die at the file operation after.
+    """
+    expected, calls, _ = whole_sparse
+    folder = RunFolder(tmp_path / "it")
+    deaths = {"without masks": 0, "with masks": 0, "in rounds": 0}
+    for die_at in (*range(1, 12, 2), *range(12, 3 * calls, 6)):
+        if not folder.masks.exists():
+            shutil.rmtree(files.cache_dir() / "masks", ignore_errors=True)
+        if order(tmp_path, SPARSE, die_at=die_at)["status"] == 0:
+            break
+        when = "in rounds" if folder.journal("metrics").read() else "with masks"
+        deaths[when if folder.masks.exists() else "without masks"] += 1
+    assert min(deaths.values()) >= 1, deaths
+    assert facts(folder) == expected
+
+
+def test_a_sparse_federation_killed_as_its_masks_are_written(
+    order: Run, whole_sparse: Any, tmp_path: Path
+) -> None:
+    """At every file operation from the first mask in the cache to the last word on them."""
+    expected, calls, _ = whole_sparse
+    folder, cache = RunFolder(tmp_path / "it"), files.cache_dir() / "masks"
+    seen = set()
+    for die_at in range(1, calls):
+        shutil.rmtree(folder.path, ignore_errors=True)
+        shutil.rmtree(cache, ignore_errors=True)
+        assert order(tmp_path, SPARSE, die_at=die_at)["status"] == KILLED
+        cached = bool(list(cache.glob("[!.]*.safetensors")))
+        stage = (cached, folder.masks.exists(), (folder.path / "masks.json").exists())
+        if stage not in seen:
+            seen.add(stage)
+            assert order(tmp_path, SPARSE)["status"] == 0
+            assert facts(folder) == expected
+        if all(stage):
+            break
+    assert len(seen) == 4  # nothing yet, in the cache, with the run, on record
 
 
 def test_workers_end_with_the_run_they_work_for(order: Run, tmp_path: Path) -> None:

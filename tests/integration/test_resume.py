@@ -32,6 +32,7 @@ MODES = {
         "evaluate.every=2", "checkpoint.every=2", "evaluate.select=last",
     ],
     "no validation": ["data.validation=0", "evaluate.select=last"],
+    "sparse": ["head=ridge", "sparse.density=0.1", "sparse.examples=8", "train.clip_norm=1"],
 }  # fmt: skip
 
 FEDERATIONS = {
@@ -55,6 +56,10 @@ FEDERATIONS = {
     "clients that drop out": [*ON_FEATURES, "federated.dropout=0.4", "algorithm=scaffold"],
     "rare evaluation and checkpoints": [*ON_FEATURES, "evaluate.every=2", "checkpoint.every=5"],
     "ridge, then last block": ["head=ridge", "train.what=last_blocks:1"],
+    "sparse, masks voted by clients": [
+        "head=ridge", "sparse.density=0.1", "sparse.examples=8", "sparse.rounds=1",
+        "sparse.source=clients", "sparse.voting=majority", "algorithm=fedadam",
+    ],
     "workers": [
         "train.what=last_blocks:1",
         "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",

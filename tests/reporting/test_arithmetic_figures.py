@@ -26,16 +26,16 @@ def chosen(kind: str, rows: list[Row], place: int, **more: Any) -> Row:
         "run": "fedavg_s0",
         "candidates": rows,
         "chosen": place,
-        "choice": {"unit": 4},
+        "choice": {"unit": more.get("rounds", [4])[-1]},
         "test": measured(0.625, **parts),
-        "as_trained": {"validation": measured(0.5), "test": measured(0.55, **parts)},
+        "as_trained": {"unit": 4, "validation": measured(0.5), "test": measured(0.55, **parts)},
         **more,
     }
 
 
 def along(kind: str = "alpha", **more: Any) -> Row:
-    """Losses 2, 2.5, 1, 1.25 at α = 0, 0.5, 1, 1.5: at 0.5 it is 1 above the chord."""
-    points = [(0.0, 0.1, 2.0), (0.5, 0.3, 2.5), (1.0, 0.5, 1.0), (1.5, 0.6, 1.25)]
+    """Losses 2, 2.5, 1, 3 at α = 0, 0.5, 1, 1.5: at 0.5 it is 1 above the chord."""
+    points = [(0.0, 0.1, 2.0), (0.5, 0.3, 2.5), (1.0, 0.5, 1.0), (1.5, 0.6, 3.0)]
     rows = [{"alpha": a, "validation": measured(top1, loss)} for a, top1, loss in points]
     return chosen(kind, rows, 3, norm=3.25, **more)
 
@@ -198,7 +198,7 @@ def test_the_frame_holds_all_scales_from_0_to_1() -> None:
 
 def test_the_chosen_candidate_is_marked_and_tested() -> None:
     said = lines(RECORDS["alpha"])
-    assert "→ 1.5 1.2500 60.00%" in said
+    assert "→ 1.5 3.0000 60.00%" in said
     assert sum(line.startswith("→") for line in said) == 1
     assert "test 62.50%" in said
     assert "as trained test 55.00%, validation 50.00%" in said
@@ -211,8 +211,16 @@ def test_target_and_control_stand_beside_the_accuracy() -> None:
     assert "edits client 3 × 0, client 5 × -1" in said
     assert "test 62.50% (target 12.50%, control 60.00%)" in said
     assert not any(line.startswith("mind") for line in said)
-    assert "mind the run chose its model of round 4, not the last" in lines(forgotten())
+    said = "mind the model as trained is of round 4, the one edited of round 3"
+    assert said in lines(forgotten())
     assert "→ asked for 1.0000 45.00% 12.50% –" in lines(edited(control=None))
+
+
+def test_what_was_left_out_and_what_may_mislead_is_said() -> None:
+    record = along(splits_differ=True, left_out=[{"alpha": 9.0}])
+    said = lines(record)
+    assert "left out α = 9: its loss is not finite" in said
+    assert "mind a run may have trained on images held out here: seeds differ" in said
 
 
 def test_interference_in_numbers() -> None:

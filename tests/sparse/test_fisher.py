@@ -13,6 +13,7 @@ from fedlens.data.batches import FeatureExamples
 from fedlens.errors import FedlensError
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.fisher import LABELS, TARGETS, Sensitivity, sensitivity
+from fedlens.sparse.squares import Squares
 
 COUNT, CLASSES = 7, 3
 STREAM = rng.Stream(0, ("test",))
@@ -40,7 +41,8 @@ EXAMPLES = FeatureExamples(
 
 
 def measure(**keys: Any) -> Sensitivity:
-    return sensitivity(MODEL, EXAMPLES, NAMES, **{"stream": STREAM, **keys})
+    squares = Squares(MODEL, NAMES, EXAMPLES.features[:2])
+    return sensitivity(squares, EXAMPLES, **{"stream": STREAM, **keys})
 
 
 def brute_force(target: str, weights: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -132,7 +134,8 @@ def draws(**keys: Any) -> torch.Tensor:
     model, count = Chosen([0.1, 0.6, 0.3]), 2000
     examples = FeatureExamples(torch.ones(count, 1), torch.zeros(count, dtype=torch.int64))
     keys = {"stream": STREAM, "micro_batch": 512, **keys}
-    return sensitivity(model, examples, ["last.weight"], **keys).sums["last.weight"][:, 0]
+    squares = Squares(model, ["last.weight"], examples.features[:2])
+    return sensitivity(squares, examples, **keys).sums["last.weight"][:, 0]
 
 
 def test_sampled_labels_follow_the_model() -> None:
@@ -197,4 +200,12 @@ def test_a_sum_that_is_not_finite_names_its_parameter() -> None:
     model = Chosen([0.5, 0.5])
     examples = FeatureExamples(torch.full((3, 1), 1e30), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(FedlensError, match=r"last\.weight"):
-        sensitivity(model, examples, ["last.weight"], labels="data", stream=STREAM)
+        squares = Squares(model, ["last.weight"], torch.ones(2, 1))
+        sensitivity(squares, examples, labels="data", stream=STREAM)
+
+
+def test_a_plan_serves_many_calls_and_each_begins_anew() -> None:
+    squares = Squares(MODEL, NAMES, EXAMPLES.features[:2])
+    first = sensitivity(squares, EXAMPLES, labels="data", stream=STREAM)
+    again = sensitivity(squares, EXAMPLES, labels="data", stream=STREAM)
+    assert params.digest(first.sums) == params.digest(again.sums)

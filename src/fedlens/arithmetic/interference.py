@@ -1,8 +1,8 @@
 """How task vectors get in each other's way: signs, angles, and what merging does to predictions.
 
-Disentanglement error ξ(α₁, α₂): Ortiz-Jimenez et al., 2023, https://arxiv.org/abs/2305.12827; sign
-conflict: Yadav et al., 2023, arXiv:2306.01708; linear mode connectivity: Frankle et al., 2020,
-https://arxiv.org/abs/1912.05671. Nothing here knows a model: predictions come from a function.
+Disentanglement error ξ(α₁, α₂): Ortiz-Jimenez et al., 2023, arXiv:2305.12827; sign conflict: Yadav
+et al., 2023, arXiv:2306.01708; linear mode connectivity: Frankle et al., 2020, arXiv:1912.05671,
+measured from the chord (Entezari et al., 2021, arXiv:2110.06296). Nothing here knows a model.
 """
 
 import math

@@ -1,6 +1,6 @@
 """`fedlens arithmetic`: edit finished models with task vectors, choose on validation, test once."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,14 +48,14 @@ def alpha(
         from fedlens.experiments.scaling import comparable, scale
 
         run = opened(folder, stop, overrides)
-        start = run.start
+        start, remarks = run.start, {}
         if other:
             from_there = opened(other, stop, overrides)
-            comparable(run, from_there)
+            remarks = comparable(run, from_there)
             start = from_there.tuned
         elif base == "ridge":
             start = ridge_headed(run, stop)
-        return scale(run, start, told["base"], name, points)
+        return scale(run, start, told["base"], name, points, **remarks)
 
     words = ("alpha", told["base"], _span(points))
     answer(folder, analysis_name(*words, **told, alphas=points), compute, figure)
@@ -101,10 +101,15 @@ def merge(
     method: Annotated[
         list[str] | None, typer.Option(help="One of the methods, or several; else all.")
     ] = None,
-    scales: Scales = "0.5,1,2",
+    scales: Scales = "0.1,0.3,1,2",
     density: Annotated[
         float, typer.Option(help="The share of entries kept: TIES, DARE, Breadcrumbs.")
     ] = 0.2,
+    outliers: Annotated[
+        float, typer.Option(help="The share of the largest cut off: Breadcrumbs.")
+    ] = 0.01,
+    agreement: Annotated[int, typer.Option(help="Clients an entry needs: consensus.")] = 2,
+    threshold: Annotated[float, typer.Option(help="When a client counts: consensus.")] = 0.1,
     number: Round = None,
     figure: FigureFile = None,
     list_all: Annotated[
@@ -113,6 +118,8 @@ def merge(
     root: Root = RUNS,
 ) -> None:
     """Merge the client updates of a round anew, by every method, and test the best of them.
+
+    Task arithmetic sums where the others average: with ten clients its λ = 0.1 is the average's 1.
 
     Example: `fedlens arithmetic merge fedavg --method ties --method dare --scales 0.5,1,2`
     """
@@ -130,17 +137,23 @@ def merge(
             f"The merging method {unknown[0]} is unknown: {suggest(unknown[0], METHODS)}"
         )
     folder, points = find_run(which, root), grid(scales)
+    kept: dict[str, Any] = {
+        "density": density,
+        "outliers": outliers,
+        "agreement": agreement,
+        "threshold": threshold,
+    }
 
     def compute(name: str, stop: StopRequest) -> Record:
         from fedlens.arithmetic.merging import MergeSettings
         from fedlens.experiments import client_algebra
 
-        settings = MergeSettings(density=density)
+        settings = MergeSettings(**kept)
         run = opened(folder, stop, overrides)
         return client_algebra.merge(run, name, methods, points, settings, number)
 
     said = "all" if len(methods) == len(METHODS) else "+".join(methods)
-    asked = {"methods": methods, "scales": points, "density": density, "round": number}
+    asked = {"methods": methods, "scales": points, "round": number, **kept}
     answer(folder, analysis_name("merge", said, *_of_round(number), **asked), compute, figure)
 
 
@@ -175,8 +188,7 @@ def clients(
 
         run = opened(folder, stop, overrides)
         told = contributions(run)
-        there = sorted(told.by_client)
-        asked = coefficients(there, drop=dropped, negate=negated, weights=weights)
+        asked = coefficients(told.clients, drop=dropped, negate=negated, weights=weights)
         return recombine(run, name, asked, told)
 
     edits = {"drop": dropped, "negate": negated, "weight": list(weights)}

@@ -16,7 +16,7 @@ from fedlens.experiments.asked import Record, place, result_of
 from fedlens.experiments.opened import OpenedRun
 from fedlens.files import read_json, write_json
 from fedlens.params import Params
-from fedlens.training.evaluate import Evaluation
+from fedlens.training.evaluate import Evaluation, NotFinite
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,10 @@ class Analysis:
     name: str
     about: Record
     pick: Callable[[Sequence[Record]], int]
+    unit: int  # the epoch or round of the model that is edited
     remarks: Callable[[Evaluation], Record] = lambda found: {}
     summary: Callable[[Sequence[Record]], Record] = lambda rows: {}
+    told: bool = False  # the edit was told, not chosen
 
 
 def most_accurate(rows: Sequence[Record]) -> int:
@@ -50,17 +52,29 @@ def most_accurate(rows: Sequence[Record]) -> int:
 
 
 def carry_out(opened: OpenedRun, asked: Analysis, candidates: Sequence[Candidate]) -> Record:
-    """Validates every candidate, picks one, and opens the test split for it."""
+    """Validates every candidate, picks one, and opens the test split for it.
+
+    A candidate whose loss is not finite is left out, and the record says so.
+    """
     rows: list[Record] = []
+    left_out: list[Record] = []
     for candidate in candidates:
-        found = opened.validated(candidate.parameters())
-        rows.append({**candidate.told, "validation": found.metrics(), **asked.remarks(found)})
         said = ", ".join(f"{key} {value}" for key, value in candidate.told.items())
+        try:
+            found = opened.validated(candidate.parameters())
+        except NotFinite:
+            log.warning("%s: left out, its loss is not finite", said)
+            left_out.append(candidate.told)
+            continue
+        rows.append({**candidate.told, "validation": found.metrics(), **asked.remarks(found)})
         log.info("%s: validation accuracy %.2f %%", said, 100 * found.top1)
+    if not rows:
+        raise FedlensError("No candidate has a finite loss: try smaller ones.")
+    kept = [candidate for candidate in candidates if candidate.told not in left_out]
     chosen = asked.pick(rows)
-    edited = candidates[chosen].parameters()
+    edited = kept[chosen].parameters()
     result = result_of(opened.folder)
-    choice = Choice(params.digest(edited), "validation", result["choice"]["unit"])
+    choice = Choice(params.digest(edited), "last" if asked.told else "validation", asked.unit)
     where = place(opened.folder, asked.name)
     if (where / "choice.json").exists() and read_json(where / "choice.json") != asdict(choice):
         raise FedlensError(
@@ -74,10 +88,12 @@ def carry_out(opened: OpenedRun, asked: Analysis, candidates: Sequence[Candidate
         **asked.about,
         "run": opened.folder.name,
         "candidates": rows,
+        **({"left_out": left_out} if left_out else {}),
         "chosen": chosen,
         "choice": asdict(choice),
         "test": {**asdict(test), **asked.remarks(test)},
         "as_trained": {
+            "unit": result["choice"]["unit"],
             "validation": result["validation"],
             "test": {**result["test"], **asked.remarks(Evaluation(**result["test"]))},
         },

@@ -23,7 +23,7 @@ def analysis_name(*words: object, **arguments: object) -> str:
     """Words to read, and a short hash of all arguments: `alpha-ridge-0to1.5-1f0c88ab`."""
     text = json.dumps(arguments, sort_keys=True, default=str)
     said = re.sub(r"[^\w.+=-]+", "_", "-".join(map(str, words)))[:READABLE]
-    return f"{said}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+    return f"{said}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def place(folder: RunFolder, name: str) -> Path:

@@ -84,7 +84,7 @@ class Central:
         for name, mask in self.parts.masks.items():
             gradient = self.parts.model.get_parameter(name).grad
             if gradient is not None:
-                gradient.mul_(mask)
+                gradient.masked_fill_(~mask.to(gradient.device), 0)
 
     def _train_epoch(self) -> float:
         """The rest of the epoch under way; returns its last learning rate."""

@@ -5,16 +5,17 @@ c_k = Σ_r p_rk (w_rk − w_r), and under plain averaging the model at their end
 start plus all contributions.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from fedlens.arithmetic import merging
 from fedlens.arithmetic.merging import MergeSettings
 from fedlens.arithmetic.task_vectors import applied, composed, task_vector
-from fedlens.arithmetic.unlearning import forgetting_choice, recombined
+from fedlens.arithmetic.unlearning import forgetting_choice
 from fedlens.errors import FedlensError
 from fedlens.experiments.analysis import Analysis, Candidate, carry_out, most_accurate
 from fedlens.experiments.asked import Record
@@ -67,18 +68,34 @@ def merge(
         for method in methods
         for scale in scales
     ]
-    about = {"kind": "merge", "round": kept.number, "clients": list(vectors)}
-    about["density"] = settings.density
-    return carry_out(opened, Analysis(analysis, about, most_accurate), candidates)
+    about = {
+        "kind": "merge",
+        "round": kept.number,
+        "clients": list(vectors),
+        **{key: value for key, value in asdict(settings).items() if key != "scale"},
+    }
+    return carry_out(opened, Analysis(analysis, about, most_accurate, kept.number), candidates)
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """θ before the rounds kept, and what each client added to it; packed as they travelled."""
+    """θ before the rounds kept, and who took part in them; packed as they travelled."""
 
-    start: dict[str, torch.Tensor]
-    by_client: dict[int, dict[str, torch.Tensor]]
+    folder: Path
     rounds: list[int]
+    clients: list[int]
+    start: dict[str, torch.Tensor]
+
+    def summed(self, factors: Mapping[int, float]) -> dict[str, torch.Tensor]:
+        """Σ f_k c_k, a round at a time; clients without a factor count 0."""
+        return composed(
+            (factors.get(client, 0.0) * share, task_vector(kept.start, end))
+            for kept in (read_round(self.folder, number) for number in self.rounds)
+            for client, end, share in _shares(kept)
+        )
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        return self.summed(dict.fromkeys(self.clients, 1.0))
 
 
 def contributions(opened: OpenedRun) -> Contributions:
@@ -88,17 +105,35 @@ def contributions(opened: OpenedRun) -> Contributions:
             f"{opened.folder.name} did not average plainly ({algorithm.name}), so its model is not "
             "the sum of what its clients sent."
         )
-    first = kept_round(opened, min(kept_rounds(opened.folder.updates), default=None))
+    kept_round(opened)  # or say that there is none
     rounds = kept_rounds(opened.folder.updates)
-    found: dict[int, dict[str, torch.Tensor]] = {}
+    clients: set[int] = set()
+    start: dict[str, torch.Tensor] = {}
+    reached: Params = {}
     for number in rounds:
-        kept = kept_round(opened, number)
-        total = sum(kept.examples.values())
-        for client, end in kept.clients.items():
-            share = (kept.examples[client] / total, task_vector(kept.start, end))
-            before = [(1.0, found[client])] if client in found else []
-            found[client] = composed([*before, share])
-    return Contributions(first.start, found, rounds)
+        kept = read_round(opened.folder.updates, number)
+        start = start or kept.start
+        if reached and not _close(reached, kept.start):
+            raise FedlensError(
+                f"Round {number} of {opened.folder.name} does not begin where the rounds kept "
+                "before it ended: its files are of different runs, remove them and run it anew."
+            )
+        clients |= kept.clients.keys()
+        terms = [(share, task_vector(kept.start, end)) for _, end, share in _shares(kept)]
+        reached = applied(kept.start, composed(terms))
+    return Contributions(opened.folder.updates, rounds, sorted(clients), start)
+
+
+def _shares(kept: KeptRound) -> Iterator[tuple[int, Params, float]]:
+    """Every client of a round, its parameters, and its share of the examples."""
+    total = sum(kept.examples.values())
+    for client, end in kept.clients.items():
+        yield client, end, kept.examples[client] / total
+
+
+def _close(one: Params, other: Params) -> bool:
+    """But for the order in which clients were added up."""
+    return all(torch.allclose(value, other[name], rtol=1e-5) for name, value in one.items())
 
 
 def recombine(
@@ -108,16 +143,14 @@ def recombine(
 
     Target are the classes of clients whose coefficient is not 1, control is all the rest.
     """
-    shares = dict.fromkeys(told.by_client, 1.0)
     changed = [client for client, factor in coefficients.items() if factor != 1]
-    as_trained = dict.fromkeys(told.by_client, 1.0)
 
-    def edited(factors: Mapping[int, float]) -> Params:
-        return opened.whole(recombined(told.start, told.by_client, factors, shares))
+    def edited(vector: Params) -> Params:
+        return opened.whole(applied(told.start, vector))
 
     candidates = [
-        Candidate({"edit": "none"}, partial(edited, as_trained)),
-        Candidate({"edit": "asked for"}, partial(edited, coefficients)),
+        Candidate({"edit": "none"}, partial(edited, told.everything())),
+        Candidate({"edit": "asked for"}, partial(edited, told.summed(coefficients))),
     ]
     asked = Analysis(
         analysis,
@@ -126,8 +159,10 @@ def recombine(
             "rounds": told.rounds,
             "coefficients": {str(client): coefficients[client] for client in changed},
         },
-        lambda rows: 1,  # nothing is chosen: the edit was told
+        lambda rows: 1,
+        told.rounds[-1],
         remarks=partial(target_and_control, _held_by(opened, changed)),
+        told=True,
     )
     return carry_out(opened, asked, candidates)
 
@@ -147,7 +182,7 @@ def forget(
     λ is chosen on validation: the lowest target accuracy that keeps `keep` of the control's.
     """
     if client is not None:
-        if client not in told.by_client:
+        if client not in told.clients:
             raise FedlensError(f"Client {client} took no part in the rounds kept: {_who(told)}.")
         factors = {client: 1.0}
         target = _held_by(opened, [client])
@@ -157,20 +192,19 @@ def forget(
         if not 0 <= label < held.shape[1]:
             raise FedlensError(f"There is no class {label}: they are 0 to {held.shape[1] - 1}.")
         shares = (held[:, label] / held.sum(1).clamp(min=1)).tolist()
-        factors = {k: shares[k] for k in told.by_client if shares[k] > 0}
+        factors = {k: shares[k] for k in told.clients if shares[k] > 0}
         target = {label}
         if not factors:
             raise FedlensError(f"No client of the rounds kept holds class {label}: {_who(told)}.")
     _check_measurable(opened, target)
-    as_trained = composed((1.0, vector) for vector in told.by_client.values())
-    direction = composed((factor, told.by_client[k]) for k, factor in factors.items())
+    as_trained, direction = told.everything(), told.summed(factors)
 
     def edited(scale: float) -> Params:
         return opened.whole(applied(told.start, composed([(1.0, as_trained), (-scale, direction)])))
 
     def pick(rows: Sequence[Record]) -> int:
-        accuracies = ([row[part] for row in rows] for part in ("target", "control"))
-        return list(scales).index(forgetting_choice(scales, *accuracies, keep=keep))
+        tried, *accuracies = ([row[key] for row in rows] for key in ("scale", "target", "control"))
+        return tried.index(forgetting_choice(tried, *accuracies, keep=keep))
 
     asked = Analysis(
         analysis,
@@ -183,6 +217,7 @@ def forget(
             "keep": keep,
         },
         pick,
+        told.rounds[-1],
         remarks=partial(target_and_control, target),
     )
     candidates = [Candidate({"scale": scale}, partial(edited, scale)) for scale in scales]
@@ -218,4 +253,4 @@ def _held_by(opened: OpenedRun, clients: Sequence[int]) -> set[int]:
 
 
 def _who(told: Contributions) -> str:
-    return f"they have {', '.join(map(str, sorted(told.by_client)))}"
+    return f"they have {', '.join(map(str, told.clients))}"

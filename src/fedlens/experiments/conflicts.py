@@ -45,6 +45,8 @@ def interference(
     clients = list(kept.clients)
     vectors = [task_vector(kept.start, kept.clients[client]) for client in clients]
     first, second = pair or (clients[0], clients[min(1, len(clients) - 1)])
+    if first == second:
+        raise FedlensError("Interference needs two different clients of one round.")
     for client in (first, second):
         if client not in clients:
             raise FedlensError(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from fedlens.errors import FedlensError
+
 PACKAGES = ("fedlens", "torch", "torchvision", "timm", "numpy", "safetensors", "hydra-core")
 
 
@@ -23,7 +25,7 @@ def session(device: torch.device) -> dict[str, Any]:
     """What is true of this process; a run that was resumed has several."""
     return {
         "started": now(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["fedlens", *sys.argv[1:]]),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "git": git_commit(Path(__file__).parent),
@@ -33,6 +35,16 @@ def session(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def check_inputs(signed: dict[str, Any], inputs: dict[str, Any]) -> None:
+    """Refuses other data or weights than the run began with."""
+    for what, found in inputs.items():
+        if signed["inputs"].get(what) != found:
+            raise FedlensError(
+                f"{signed['name']} began with other {what} than are here now (the hashes differ): "
+                f"bring the same {what} back, or start another run under another run.name."
+            )
 
 
 def differences(first: dict[str, Any], later: dict[str, Any]) -> list[str]:

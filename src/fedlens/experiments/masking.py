@@ -32,6 +32,7 @@ from fedlens.sparse.fisher import Sensitivity, sensitivity
 from fedlens.sparse.inspect import density_by_layer_and_kind as by_layer_and_kind
 from fedlens.sparse.kinds import maskable
 from fedlens.sparse.masks import RULES, Masks, Preference
+from fedlens.sparse.squares import Squares
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,9 @@ def masked(config: Config, parts: Parts, folder: RunFolder, stop: StopRequest) -
     else:
         masks, told = _shared(config, parts, candidates, stop)
         storage.save(path, masks, told)
-    folder.write("masks", {"provenance": told, **by_layer_and_kind(masks)})
+    _sign(folder, masks)
+    if not (folder.path / "masks.json").exists():
+        folder.write("masks", {"provenance": told, **by_layer_and_kind(masks)})
     trained = sum(int(mask.sum()) for mask in masks.values())
     total = sum(mask.numel() for mask in masks.values())
     log.info("%s: %d of %d weights are trained", config.sparse.rule, trained, total)
@@ -57,12 +60,24 @@ def masked(config: Config, parts: Parts, folder: RunFolder, stop: StopRequest) -
     kept = {name: mask for name, mask in masks.items() if mask.any()}
     for name, value in parts.model.backbone.named_parameters(prefix="backbone"):
         value.requires_grad_(name in kept)
-    if not parts.trains:
+    if not trained:
         raise FedlensError(
             f"sparse.density={config.sparse.density} of {total} weights is none at all: choose a "
             "larger one."
         )
     return replace(parts, masks=kept, facts={**parts.facts, **facts})
+
+
+def _sign(folder: RunFolder, masks: Masks) -> None:
+    """Notes the masks in the manifest; refuses others than the run began with."""
+    signed, digest = folder.manifest or {}, params.digest(masks)
+    if "masks" not in signed:
+        folder.write("manifest", {**signed, "masks": digest})
+    elif signed["masks"] != digest:
+        raise FedlensError(
+            f"{folder.masks} holds other masks than {folder.name} began with: bring them back, or "
+            "start another run under another run.name."
+        )
 
 
 def _candidates(config: Config, parts: Parts) -> dict[str, nn.Parameter]:
@@ -96,9 +111,7 @@ def _key(config: Config, parts: Parts, candidates: Mapping[str, nn.Parameter]) -
     told = asdict(config.sparse)
     row = RULES[config.sparse.rule]
     key: dict[str, Any] = {
-        "rule": told["rule"],
-        "density": told["density"],
-        "scope": told["scope"],
+        **{k: told[k] for k in ("rule", "density", "scope", "biases", "norms", "embeddings")},
         "seed": config.seed,
         "parameters": params.digest(candidates),
     }
@@ -112,7 +125,9 @@ def _key(config: Config, parts: Parts, candidates: Mapping[str, nn.Parameter]) -
         **parts.inputs,
         "model": params.digest(dict(parts.model.named_parameters())),
         "data_config": {k: v for k, v in asdict(config.data).items() if k != "root"},
+        "backbone": config.backbone.name,
         "resolution": config.backbone.resolution,
+        "device": parts.model.head.weight.device.type,
         "partition": asdict(config.partition) if told["source"] == "clients" else None,
         "of_clients": config.federated.clients if told["source"] == "clients" else None,
         "threads": torch.get_num_threads(),  # another number, other last bits
@@ -163,9 +178,11 @@ class Sources:
         self.parts = parts
         self.names = names
         self.stop = stop
+        self.squares: Squares | None = None
         self.asked = 0  # rounds of scores
         self.clients: list[int] = []
-        if config.sparse.source == "clients" and parts.partition is not None:
+        scored = RULES[config.sparse.rule].by == "sensitivity"
+        if scored and config.sparse.source == "clients" and parts.partition is not None:
             everyone = len(parts.partition)
             size = config.sparse.clients or everyone
             self.clients = sampling.cohort(config.seed, 0, clients=everyone, size=size)
@@ -210,9 +227,8 @@ class Sources:
             index = index[chosen[: told.examples]]
         with bar(title, self.stop) as progress:
             return sensitivity(
-                self.parts.model,
+                self._squares(examples, index),
                 examples,
-                self.names,
                 index=index,
                 labels=told.labels,
                 target=told.target,
@@ -222,6 +238,12 @@ class Sources:
                 progress=progress,
             )
 
+    def _squares(self, examples: Examples, index: torch.Tensor) -> Squares:
+        """Planned once, for all rounds and clients."""
+        if self.squares is None:
+            self.squares = Squares(self.parts.model, self.names, examples.batch(index[:2]))
+        return self.squares
+
     def facts(self, candidates: Params) -> dict[str, Any]:
         """What calibrating sent over the network, where clients did it."""
         if not self.clients:
@@ -229,4 +251,5 @@ class Sources:
         if self.config.sparse.voting:  # each sends its ranks once
             ranks = {name: value.to("meta", torch.int32) for name, value in candidates.items()}
             return {"calibration_bytes_up": len(self.clients) * wire.size(ranks)}
-        return {"calibration_bytes_up": self.asked * len(self.clients) * wire.size(candidates)}
+        scores = {name: value.to("meta", torch.float64) for name, value in candidates.items()}
+        return {"calibration_bytes_up": self.asked * len(self.clients) * wire.size(scores)}

@@ -10,7 +10,7 @@ import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.experiments import compose, snapshot
+from fedlens.experiments import compose, manifest, snapshot
 from fedlens.experiments.asked import result_of
 from fedlens.experiments.build import Parts, build
 from fedlens.experiments.checkpoint import Checkpoints
@@ -69,6 +69,7 @@ def open_run(
     if config.threads:
         torch.set_num_threads(config.threads)
     parts = build(config, choose_device(config.device), stop)
+    manifest.check_inputs(folder.manifest or {}, parts.inputs)
     parts = masked(config, parts, folder, stop)
     start = params.copy(dict(parts.model.named_parameters()))
     chosen = result["choice"]

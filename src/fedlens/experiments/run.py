@@ -220,12 +220,7 @@ def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device)
         "inputs": parts.inputs,
         "sessions": [],
     }
-    for what, found in parts.inputs.items():
-        if signed["inputs"].get(what) != found:
-            raise FedlensError(
-                f"{folder.name} began with other {what} than are here now (the hashes differ): "
-                f"bring the same {what} back, or start another run under another run.name."
-            )
+    manifest.check_inputs(signed, parts.inputs)
     if signed["sessions"] and (changed := manifest.differences(signed["sessions"][0], session)):
         log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))
     folder.write("manifest", {**signed, "sessions": [*signed["sessions"], session]})

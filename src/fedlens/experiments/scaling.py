@@ -9,7 +9,7 @@ from fedlens.arithmetic.interference import barrier
 from fedlens.arithmetic.task_vectors import applied, composed, lerp, norm, task_vector
 from fedlens.errors import FedlensError
 from fedlens.experiments.analysis import Analysis, Candidate, carry_out, most_accurate
-from fedlens.experiments.asked import Record
+from fedlens.experiments.asked import Record, result_of
 from fedlens.experiments.opened import OpenedRun
 from fedlens.params import Params
 
@@ -17,14 +17,20 @@ log = logging.getLogger(__name__)
 
 
 def scale(
-    opened: OpenedRun, base: Params, named: str, analysis: str, alphas: Sequence[float]
+    opened: OpenedRun,
+    base: Params,
+    named: str,
+    analysis: str,
+    alphas: Sequence[float],
+    **remarks: object,
 ) -> Record:
     """W_base + α(W_fed − W_base), and how far the loss rises on the way; `named` is the base."""
     candidates = [Candidate({"alpha": a}, partial(lerp, base, opened.tuned, a)) for a in alphas]
     asked = Analysis(
         analysis,
-        {"kind": "alpha", "base": named, "norm": norm(task_vector(base, opened.tuned))},
+        {"kind": "alpha", "base": named, "norm": norm(task_vector(base, opened.tuned)), **remarks},
         most_accurate,
+        _unit(opened),
         summary=_connectivity,
     )
     return carry_out(opened, asked, candidates)
@@ -38,8 +44,7 @@ def compose(
     alphas: Sequence[float],
 ) -> Record:
     """θ + α Σ c_r τ_r, with τ_r what run r learned and θ what the first of them began from."""
-    for other in others.values():
-        comparable(opened, other)
+    remarks = [comparable(opened, other) for other in others.values()]
     vector = composed(
         (coefficient, task_vector(others[name].start, others[name].tuned))
         for name, coefficient in coefficients.items()
@@ -48,11 +53,13 @@ def compose(
         Candidate({"alpha": a}, partial(applied, opened.start, vector, a)) for a in alphas
     ]
     about = {"kind": "compose", "terms": dict(coefficients), "norm": norm(vector)}
-    return carry_out(opened, Analysis(analysis, about, most_accurate), candidates)
+    for found in remarks:
+        about |= found
+    return carry_out(opened, Analysis(analysis, about, most_accurate, _unit(opened)), candidates)
 
 
-def comparable(opened: OpenedRun, other: OpenedRun) -> None:
-    """Refuses another model, and says so where the other held out other images."""
+def comparable(opened: OpenedRun, other: OpenedRun) -> Record:
+    """Refuses another model; says so, for the record too, where the other held out other images."""
     one, two = opened.config, other.config
     if fault := params.mismatch(opened.start, other.start):
         raise FedlensError(
@@ -60,11 +67,17 @@ def comparable(opened: OpenedRun, other: OpenedRun) -> None:
             "that train the same backbone and head."
         )
     splits = [(c.seed, c.data.name, c.data.validation, c.data.train_per_class) for c in (one, two)]
-    if splits[0] != splits[1]:
-        log.warning(
-            "%s may have trained on images that %s holds out for validation: their seeds or "
-            "splits differ", other.folder.name, opened.folder.name,
-        )  # fmt: skip
+    if splits[0] == splits[1]:
+        return {}
+    log.warning(
+        "%s may have trained on images that %s holds out for validation: their seeds or splits "
+        "differ", other.folder.name, opened.folder.name,
+    )  # fmt: skip
+    return {"splits_differ": True}
+
+
+def _unit(opened: OpenedRun) -> int:
+    return int(result_of(opened.folder)["choice"]["unit"])
 
 
 def _connectivity(rows: Sequence[Record]) -> Record:

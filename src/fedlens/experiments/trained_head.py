@@ -12,6 +12,7 @@ from torch import nn
 from fedlens import params, rng
 from fedlens.data.batches import FeatureExamples
 from fedlens.data.partition import Partition
+from fedlens.errors import FedlensError
 from fedlens.experiments.config import Config
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
@@ -41,10 +42,16 @@ def trained_head(
     steps = config.federated.local_steps if partition else config.head.steps
     rounds = -(-config.head.steps // steps)
     rules = LocalRules(
-        step=StepRules(precision.for_clients(), dropout=config.head.dropout),
+        step=StepRules(
+            precision.for_clients(),
+            label_smoothing=config.train.label_smoothing,
+            dropout=config.head.dropout,
+            clip_norm=config.train.clip_norm,
+        ),
         batch_size=config.train.batch_size,
         momentum=config.train.momentum,
         weight_decay=config.train.weight_decay,
+        nesterov=config.train.nesterov,
     )
     head.to(train.features.device)
     start = dict(zip(NAMES, (head.weight.detach(), head.bias.detach()), strict=True))
@@ -65,9 +72,13 @@ def trained_head(
                 for client in cohort
             ]
             for answer in engine.updates(globally.parameters, tasks):
-                gathering.add(answer)
-            if change := gathering.change():
-                globally.step(change)
+                if not gathering.add(answer):
+                    raise FedlensError(
+                        f"The head diverged in round {number} of its training: lower head.lr."
+                    )
+            change = gathering.change()
+            assert change is not None
+            globally.step(change)
             update(number, rounds)
     params.assign(dict(zip(NAMES, (head.weight, head.bias), strict=True)), globally.parameters)
     facts = {"head_rounds": rounds, "head_bytes_up": rounds * size * wire.size(start)}

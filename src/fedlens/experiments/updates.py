@@ -25,6 +25,7 @@ class KeptUpdates:
     def __init__(self, folder: Path, *, rounds: int) -> None:
         self.folder = folder
         self.rounds = rounds
+        self.begun: int | None = None  # the round under way
         for place in (folder, *folder.glob("round-*")):
             clear_partials(place)
 
@@ -33,12 +34,15 @@ class KeptUpdates:
             return
         number = update.task.round
         place = _place(self.folder, number)
-        if not (place / START).exists():
+        if number != self.begun:
+            discard(place)  # of a session that was killed
             _write(place / START, start)
+            self.begun = number
+            for old in kept_rounds(self.folder):
+                if old <= number - self.rounds:
+                    discard(_place(self.folder, old))
         examples = {"examples": str(len(update.task.shard))}
         _write(place / f"client-{update.task.client:06d}.safetensors", update.parameters, examples)
-        if number > self.rounds:
-            discard(_place(self.folder, number - self.rounds))
 
 
 @dataclass(frozen=True)

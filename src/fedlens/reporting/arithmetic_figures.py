@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from fedlens.reporting.arithmetic_tables import said_of
+from fedlens.reporting.arithmetic_tables import other_rounds, said_of
 from fedlens.reporting.style import BLUE, DARKER, ORANGE, figure_format, plain, save
 
 GREY, YELLOW = "#666666", "#F0E442"
@@ -100,7 +100,9 @@ def clients_figure(record: Mapping[str, Any]) -> Figure:
             )  # fmt: skip
             axes.bar_label(bars, fmt=lambda v: f"{v:.1%}", fontsize="small", padding=2)
         axes.set_xticks(range(len(known)), [names[key] for key in known])
-        axes.set_title(split, fontsize="medium")
+        rounds = other_rounds(record) if split == "test" else None
+        said = f" (as trained: round {rounds[0]}, edited: round {rounds[1]})" if rounds else ""
+        axes.set_title(split + said, fontsize="medium")
         axes.margins(y=0.15)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         plain(axes)

@@ -93,9 +93,23 @@ def _asked(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("round", f"{record['round']}, clients {_numbers(record)}"))
     if "rounds" in record:
         found.append(("rounds", f"{record['rounds'][0]} to {record['rounds'][-1]}"))
-        if (tested := record["choice"]["unit"]) != record["rounds"][-1]:
-            found.append(("mind", f"the run chose its model of round {tested}, not the last"))
-    return found
+    if (rounds := other_rounds(record)) is not None:
+        said = "the model as trained is of round {}, the one edited of round {}"
+        found.append(("mind", said.format(*rounds)))
+    if record.get("splits_differ"):
+        found.append(("mind", "a run may have trained on images held out here: seeds differ"))
+    return found + [
+        ("left out", f"{said_of(told)}: its loss is not finite")
+        for told in record.get("left_out", [])
+    ]
+
+
+def other_rounds(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Of the model as trained and of the one edited, where they differ."""
+    if "as_trained" not in record:
+        return None
+    rounds = record["as_trained"]["unit"], record["choice"]["unit"]
+    return rounds if rounds[0] != rounds[1] else None
 
 
 def _outcome(record: Mapping[str, Any]) -> list[tuple[str, str]]:

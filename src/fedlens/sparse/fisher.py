@@ -4,12 +4,11 @@ With t = log p it is the Fisher information's diagonal (Martens, 2020, arXiv:141
 raw logit of y it is the score of TaLoS (Iurada et al., ICLR 2025). Sums of clients add up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedlens import params, rng
 from fedlens.data.images import Examples
@@ -21,7 +20,7 @@ Weighted = list[tuple[torch.Tensor, torch.Tensor]]  # classes [B], and weights o
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Sums lie on the CPU in float64: adding those of many clients then loses nothing."""
+    """Sums lie on the CPU in float64, so that those of many clients add up without loss."""
 
     sums: dict[str, torch.Tensor]  # Σ over examples and passes of squared gradients
     count: int  # examples × passes
@@ -60,9 +59,8 @@ TARGETS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def sensitivity(
-    model: nn.Module,
+    squares: Squares,
     examples: Examples,
-    names: Sequence[str],
     *,
     index: torch.Tensor | None = None,
     labels: str = "sampled",
@@ -72,10 +70,10 @@ def sensitivity(
     micro_batch: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
-    """Of the parameters `names`, over the examples at `index` (all if None), the model as it is.
+    """Of what `squares` sums, over the examples at `index` (all if None), the model as it is.
 
-    What is drawn depends on the stream, the pass and the place in `index` alone, so the size of
-    micro-batches is a matter of memory. `progress` hears of examples done, and of how many.
+    What is drawn depends on the stream, the pass and the place in `index` alone: another size of
+    micro-batches changes rounding, no more. `progress` hears of examples done, and of how many.
     """
     if labels not in LABELS:
         raise FedlensError(f"There is no label rule '{labels}': {suggest(labels, LABELS)}")
@@ -92,7 +90,7 @@ def sensitivity(
             for number in range(passes)
         ]
     )
-    squares = Squares(model, names, examples.batch(index[:2]))
+    squares.clear()
     for start in range(0, len(index), micro_batch):
         part = slice(start, start + micro_batch)
 

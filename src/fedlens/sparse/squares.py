@@ -52,10 +52,10 @@ class Squares:
         def targets(logits: torch.Tensor) -> list[torch.Tensor]:
             return [logits.flatten(1) @ torch.arange(1, logits[0].numel() + 1).to(logits).cos()]
 
-        self._clear()
+        self.clear()
         used = self._one_by_one(sample, targets, list(self._parameters))
         expected = self.sums
-        self._clear()
+        self.clear()
         for path, module in self.model.named_modules():
             prefix = f"{path}." if path else ""
             own = {key: prefix + key for key, _ in module.named_parameters(recurse=False)}
@@ -66,7 +66,7 @@ class Squares:
                 self._expanded += [name for name in own.values() if self._expands(name, sample)]
         self._by_rule(sample, targets, strict=False)
         wrong = _differing(self.sums, expected, self._layers.values()) & used
-        self._clear()
+        self.clear()
         for module, own in list(self._layers.items()):
             self._layers[module] = {key: name for key, name in own.items() if name not in wrong}
         self._expanded = [name for name in self._expanded if name not in wrong]
@@ -80,7 +80,8 @@ class Squares:
                 ", ".join(self._slow[:3]) + (", …" if len(self._slow) > 3 else ""),
             )
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Begins anew; the plan stays."""
         self.sums = {
             name: torch.zeros_like(value, memory_format=torch.contiguous_format)
             for name, value in self._parameters.items()

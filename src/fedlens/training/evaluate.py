@@ -14,6 +14,10 @@ from fedlens.training.local import Model
 from fedlens.training.precision import Precision
 
 
+class NotFinite(FedlensError):
+    """The loss on the evaluated examples is not a number."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     loss: float
@@ -55,7 +59,7 @@ def evaluate(
         if progress:
             progress(done, len(examples))
     if not math.isfinite(loss):
-        raise FedlensError(
+        raise NotFinite(
             f"The model's loss on the evaluated images is {loss}: it diverged; lower train.lr, or "
             "set train.clip_norm."
         )
