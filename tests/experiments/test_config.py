@@ -7,7 +7,15 @@ import pytest
 from fedlens.errors import FedlensError
 from fedlens.experiments import validate as validate_module
 from fedlens.experiments.compose import amend, compose, experiments, groups, load, options, to_yaml
-from fedlens.experiments.config import Config, essence, keys, rounds, run_name, unit
+from fedlens.experiments.config import (
+    Config,
+    MergeConfig,
+    essence,
+    keys,
+    rounds,
+    run_name,
+    unit,
+)
 from fedlens.experiments.validate import validate
 
 
@@ -212,13 +220,25 @@ def test_a_begun_run_may_change_its_engine() -> None:
 
 def test_the_names_a_config_knows_are_the_rows_of_the_tables() -> None:
     """The config loads no torch, so it cannot ask the tables themselves."""
+    from fedlens.arithmetic import merging
     from fedlens.data import partition
     from fedlens.federated import aggregate, server
+    from fedlens.sparse import calibrate, fisher, masks, voting
 
     assert set(validate_module.PARTITIONS) == set(partition.TABLE) == set(options("partition"))
     assert set(validate_module.AGGREGATORS) == set(aggregate.TABLE)
     assert set(validate_module.SERVERS) == set(server.TABLE)
     assert set(validate_module.ENGINES) == set(options("engine"))
+    assert {"average", *validate_module.MERGES} == set(merging.TABLE)
+    for names, table in [
+        (validate_module.RULES, masks.RULES),
+        (validate_module.SCOPES, masks.SCOPES),
+        (validate_module.METHODS, calibrate.METHODS),
+        (validate_module.LABELS, fisher.LABELS),
+        (validate_module.TARGETS, fisher.TARGETS),
+        (validate_module.VOTES, voting.VOTES),
+    ]:
+        assert set(names) == set(table)
 
 
 def test_a_config_is_composed_without_torch() -> None:
@@ -229,6 +249,7 @@ def test_a_config_is_composed_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+MERGE = asdict(MergeConfig())
 ALGORITHMS = {
     "fedavg": {},
     "fedprox": {"proximal": 0.01},
@@ -240,6 +261,11 @@ ALGORITHMS = {
     "median": {"aggregator": "median"},
     "trimmed_mean": {"aggregator": "trimmed_mean"},
     "norm_clipping": {"aggregator": "clipped_mean"},
+    "task_arithmetic": {"aggregator": "task_arithmetic", "merge": MERGE | {"scale": 0.1}},
+    "ties": {"aggregator": "ties"},
+    "dare": {"aggregator": "dare"},
+    "breadcrumbs": {"aggregator": "breadcrumbs"},
+    "consensus": {"aggregator": "consensus", "merge": MERGE | {"threshold": 0.1}},
 }
 
 
@@ -268,6 +294,40 @@ def test_the_federated_experiments(name: str, partition: str, what: str, head: s
     assert (config.federated.clients, config.federated.participation) == (100, 0.1)
     assert (unit(config), rounds(config)) == ("round", 500)
     assert unit(compose("centralized", [])) == "epoch"
+
+
+@pytest.mark.parametrize("name", ["sparse_centralized", "sparse_fedavg", "quickstart_sparse"])
+def test_the_sparse_experiments_freeze_a_closed_form_head(name: str) -> None:
+    config = compose(name, [])
+    assert (config.head.name, config.head.freeze, config.train.what) == ("ridge", True, "full")
+    assert (config.sparse.density, config.sparse.rule) == (0.1, "least_sensitive")
+    assert "_least-sensitive-0.1_" in run_name(config)
+    assert "sensitive" not in run_name(compose(name, ["sparse.density=null"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["sparse.density=0"], "density=0.0 must lie in"),
+        (["sparse.density=1.5"], "it is the fraction trained"),
+        (["sparse.rule=least_senstive"], "did you mean 'least_sensitive'"),
+        (["sparse.scope=layer"], "sparse.scope=layer is unknown"),
+        (["sparse.labels=drawn"], "sparse.labels=drawn is unknown"),
+        (["sparse.voting=union"], "sparse.voting is among clients"),
+        (["sparse.source=clients", "federated.clients=null"], "source=clients needs clients"),
+        (["sparse.clients=101", "sparse.source=clients"], "sparse.clients=101 are more than"),
+        (["sparse.rounds=0"], "sparse.rounds must be at least 1"),
+        (["train=head"], "masks the backbone, which train.what=head leaves"),
+        (["data.validation=0", "head.temperature=1", "head.ridge_lambda=1",
+          "evaluate.select=last"], "nothing to calibrate on"),
+        (["algorithm=ties", "algorithm.merge.density=0"], "merge.density must lie in"),
+        (["head.steps=0"], "head.steps must be at least 1"),
+        (["federated.keep_updates=-1"], "keep_updates must be 0 or more"),
+    ],
+)  # fmt: skip
+def test_impossible_sparse_settings_are_refused(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(FedlensError, match=complaint):
+        compose("sparse_fedavg", overrides)
 
 
 def test_the_name_of_a_federated_run_says_how_it_is_federated() -> None:

@@ -263,8 +263,6 @@ def test_the_last_rounds_updates_are_kept_and_add_up_to_the_model(density: str, 
             torch.testing.assert_close(value.double(), expected[name], rtol=1e-6, atol=1e-7)
 
 
-# Fails: KeptUpdates.add lets go of round n − N when an update of round n arrives, so where none
-# does (all clients dropped out) an older round stays on disk for good.
 def test_rounds_without_an_answer_do_not_keep_older_updates_alive(tiny: Tiny) -> None:
     rare = ["federated.dropout=0.5", "federated.participation=0.2", "federated.rounds=8"]
     folder = start(tiny(*FEDERATED, *ON_FEATURES, *rare, "federated.keep_updates=2"))
