@@ -14,11 +14,12 @@ from tests.integration.conftest import TINY
 from fedlens import params
 from fedlens.data.images import Examples
 from fedlens.errors import FedlensError
-from fedlens.experiments import masking
+from fedlens.experiments import calibration
 from fedlens.experiments.build import Parts, build, resolved
+from fedlens.experiments.calibration import Sources
 from fedlens.experiments.compose import compose
 from fedlens.experiments.config import Config
-from fedlens.experiments.masking import Sources, masked
+from fedlens.experiments.masking import masked
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest
 from fedlens.federated import wire
@@ -53,7 +54,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
         calls.append((examples, options["index"]))
         return sensitivity(squares, examples, **options)
 
-    monkeypatch.setattr(masking, "sensitivity", listening)
+    monkeypatch.setattr(calibration, "sensitivity", listening)
     return calls
 
 

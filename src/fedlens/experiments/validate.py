@@ -157,6 +157,10 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
             "sparse.voting is among clients: set sparse.source=clients",
         ),
         (
+            by_clients or sparse.clients is None,
+            "sparse.clients says how many calibrate: set sparse.source=clients",
+        ),
+        (
             by_clients or not scored or config.data.validation > 0,
             "data.validation=0 leaves nothing to calibrate on: set sparse.source=clients",
         ),
