@@ -203,6 +203,8 @@ def test_the_chosen_candidate_is_marked_and_tested() -> None:
     assert "test 62.50%" in said
     assert "as trained test 55.00%, validation 50.00%" in said
     assert "barrier 1.0000 above the chord, in validation loss" in said
+    assert "mind the best α is the largest tried: widen the grid" in said
+    assert not any(line.startswith("mind") for line in lines({**RECORDS["alpha"], "chosen": 2}))
 
 
 def test_target_and_control_stand_beside_the_accuracy() -> None:

@@ -29,7 +29,7 @@ def alpha(
     base: Annotated[
         str, typer.Option(help="pretrained, ridge, or another run of the same model.")
     ] = "pretrained",
-    alphas: Alphas = "0:1.5:0.1",
+    alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
     root: Root = RUNS,
 ) -> None:
@@ -37,7 +37,7 @@ def alpha(
 
     The base `pretrained` is what the run began from, its head as prepared.
 
-    Example: `fedlens arithmetic alpha fedavg --base centralized --alphas 0:1.5:0.1`
+    Example: `fedlens arithmetic alpha fedavg --base centralized --alphas 0:2:0.1`
     """
     folder, points = find_run(which, root), grid(alphas)
     other = None if base in BASES else find_run(base, root)
@@ -66,7 +66,7 @@ def compose(
     terms: Annotated[
         list[str], typer.Argument(metavar="RUN=COEF...", help="Runs and their coefficients.")
     ],
-    alphas: Alphas = "0:1.5:0.1",
+    alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
     root: Root = RUNS,
 ) -> None:

@@ -121,6 +121,8 @@ def _outcome(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("as trained", f"test {percent(trained['test'])}{_parts(trained['test'])}, validation "
                        f"{percent(trained['validation'])}"),
     ]  # fmt: skip
+    if record["kind"] in ("alpha", "compose") and record["chosen"] == len(record["candidates"]) - 1:
+        found.append(("mind", "the best α is the largest tried: widen the grid"))
     if "barrier" in record:
         found.append(("barrier", f"{record['barrier']:.4f} above the chord, in validation loss"))
     return found
