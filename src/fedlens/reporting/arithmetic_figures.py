@@ -66,7 +66,12 @@ def merge_figure(record: Mapping[str, Any]) -> Figure:
         scales, accuracy = _column_of(own, "scale"), [row["validation"]["top1"] for row in own]
         label = method.replace("_", " ")
         axes.plot(scales, accuracy, color=colour, marker=marker, linewidth=1.2, label=label)
-    _mark_choice(axes, record, _column(record, "scale"), _validation(record, "top1"))
+    scales = _column(record, "scale")
+    _mark_choice(axes, record, scales, _validation(record, "top1"))
+    if min(scales) > 0 and max(scales) >= 10 * min(scales):
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(set(scales)), [f"{scale:g}" for scale in sorted(set(scales))])
+        axes.minorticks_off()
     count = len(record["clients"])
     axes.set_title(f"Updates of {count} clients in round {record['round']}, merged")
     axes.set(xlabel="λ", ylabel="accuracy (lines: validation)")
