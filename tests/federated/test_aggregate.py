@@ -100,7 +100,7 @@ def test_the_same_order_gives_the_same_bits(name: str) -> None:
     assert params.digest(change(name, cohort(9))) == params.digest(change(name, cohort(9)))
 
 
-@pytest.mark.parametrize("name", TABLE.keys() - MERGES)
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in MERGES])
 def test_clients_that_agree_are_followed_and_clients_that_stay_change_nothing(name: str) -> None:
     agreed = [scalar(0.5, examples, steps=3.0) for examples in (1, 7, 4)]
     assert of_scalars(name, agreed) == pytest.approx(0.5, rel=1e-12)
@@ -204,7 +204,7 @@ def test_what_a_client_lent_may_change_afterwards(name: str) -> None:
     assert params.digest(aggregator.change()) == params.digest(expected)
 
 
-@pytest.mark.parametrize("name", MERGES)
+@pytest.mark.parametrize("name", sorted(MERGES))
 def test_a_merge_is_that_of_the_clients_task_vectors(name: str) -> None:
     ones, settings, stream = cohort(5), MergeSettings(scale=0.7, density=0.5), Stream(3, ("m", 8))
     expected = merge(
