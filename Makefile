@@ -5,6 +5,8 @@ UV := uv==0.13.7
 BIN := .venv/bin
 export UV_CACHE_DIR ?= $(CURDIR)/.venv/.uv-cache
 READY := .venv/.ready
+# Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
+JOBS ?= 2
 
 .PHONY: help quickstart setup test lint check format lock clean
 
@@ -31,7 +33,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 test: $(READY) ## Set up, then run the whole test suite.
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(READY) ## Check style, types (mypy --strict) and the layers of the architecture.
 	$(BIN)/ruff check .
