@@ -13,11 +13,12 @@ JOBS ?= 2
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-quickstart: $(READY) ## Set up, then train centrally and federated on the embedded world (offline, minutes).
+quickstart: $(READY) ## Set up, then the whole study in small on the embedded world: central, FedAvg, sparse FedAvg, α (offline, minutes).
 	$(BIN)/fedlens suite quickstart
 	@echo
 	@echo "Results are in runs/: each run is a folder with its config, records and checkpoints."
 	@echo "Next:  $(BIN)/fedlens ls                     every run, its state and accuracy"
+	@echo "       $(BIN)/fedlens masks show quickstart_sparse   which weights were trained"
 	@echo "       $(BIN)/fedlens suite quickstart seed=1  another seed"
 	@echo "       $(BIN)/fedlens config                 all experiments, their cost and what to expect"
 	@echo "       make test                           the whole test suite"
