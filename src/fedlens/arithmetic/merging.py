@@ -101,7 +101,7 @@ def _largest(magnitudes: torch.Tensor, count: int) -> torch.Tensor:
         return torch.zeros_like(magnitudes, dtype=torch.bool)
     place = magnitudes.numel() - count
     ranked = magnitudes.cpu().numpy().copy()
-    ranked.partition(place)  # several times as fast as torch's kthvalue
+    ranked.partition(place)  # finds that place without sorting the rest
     least = float(ranked[place])
     marks = magnitudes > least
     level = (magnitudes == least).nonzero()
