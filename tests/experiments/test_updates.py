@@ -5,7 +5,8 @@ import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.experiments.updates import KeptUpdates, kept_rounds, read_round
+from fedlens.experiments.asked import kept_rounds
+from fedlens.experiments.updates import KeptUpdates, read_round
 from fedlens.federated.client import Task, Update
 from fedlens.training.local import Tally
 

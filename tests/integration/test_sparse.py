@@ -17,6 +17,7 @@ from fedlens.data import synthetic
 from fedlens.data.images import Dataset, Images
 from fedlens.errors import FedlensError
 from fedlens.experiments import run
+from fedlens.experiments.asked import kept_rounds
 from fedlens.experiments.build import Parts
 from fedlens.experiments.checkpoint import TENSORS
 from fedlens.experiments.compose import compose
@@ -26,7 +27,7 @@ from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import start
 from fedlens.experiments.signals import StopRequest
 from fedlens.experiments.suite import find
-from fedlens.experiments.updates import KeptRound, kept_rounds, read_round
+from fedlens.experiments.updates import KeptRound, read_round
 from fedlens.federated import wire
 from fedlens.files import cache_dir
 from fedlens.models import heads

@@ -8,7 +8,7 @@ from fedlens.cli.analyses import Alphas, FigureFile, Round, Scales, answer, open
 from fedlens.cli.numbers import grid, pairs, whole_numbers
 from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.asked import Record, analysis_name, result_of
+from fedlens.experiments.asked import Record, analysis_name, result_of, rounds_kept
 from fedlens.experiments.records import RunFolder, find_run
 from fedlens.experiments.signals import StopRequest
 from fedlens.experiments.validate import MERGES
@@ -137,6 +137,7 @@ def merge(
             f"The merging method {unknown[0]} is unknown: {suggest(unknown[0], METHODS)}"
         )
     folder, points = find_run(which, root), grid(scales)
+    rounds_kept(folder)
     kept: dict[str, Any] = {
         "density": density,
         "outliers": outliers,
@@ -176,6 +177,7 @@ def clients(
     Example: `fedlens arithmetic clients fedavg --drop 3,7 --weight 2=0.5`
     """
     folder = find_run(which, root)
+    rounds_kept(folder)
     dropped, negated = whole_numbers(drop, "--drop"), whole_numbers(negate, "--negate")
     factors = pairs(weight or [], "CLIENT=FACTOR")
     weights = {whole_numbers(word, "--weight")[0]: factor for word, factor in factors}
@@ -219,6 +221,7 @@ def forget(
     if not 0 <= keep <= 1:
         raise FedlensError(f"--keep must lie in [0, 1], not {keep}: it is a share.")
     folder, points = find_run(which, root), sorted({0.0, *grid(scales)})
+    rounds_kept(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
         from fedlens.experiments import client_algebra
@@ -251,6 +254,7 @@ def interference(
     Example: `fedlens arithmetic interference fedavg --pair 3,7 --alphas 0:2:0.25`
     """
     folder, points = find_run(which, root), grid(alphas)
+    rounds_kept(folder)
     both = whole_numbers(pair, "--pair")
     if both and len(both) != 2:
         raise FedlensError("--pair takes two different clients, such as 3,7.")

@@ -36,6 +36,21 @@ def finished(folder: RunFolder, name: str) -> Record | None:
     return dict(read_json(path)) if path.exists() else None
 
 
+def kept_rounds(updates: Path) -> list[int]:
+    """The rounds whose client updates are in that folder."""
+    return sorted(int(path.name.rpartition("-")[2]) for path in updates.glob("round-*"))
+
+
+def rounds_kept(folder: RunFolder) -> list[int]:
+    """The same of a run; one without any has nothing to recombine."""
+    found = kept_rounds(folder.updates)
+    if not found:
+        raise FedlensError(
+            f"{folder.name} kept no client updates: run it with federated.keep_updates=1 or more."
+        )
+    return found
+
+
 def result_of(folder: RunFolder) -> Record:
     """What a run came to; one that is not finished has nothing to be edited."""
     if folder.result is None:

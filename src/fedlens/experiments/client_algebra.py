@@ -18,9 +18,9 @@ from fedlens.arithmetic.task_vectors import applied, composed, task_vector
 from fedlens.arithmetic.unlearning import forgetting_choice
 from fedlens.errors import FedlensError
 from fedlens.experiments.analysis import Analysis, Candidate, carry_out, most_accurate
-from fedlens.experiments.asked import Record
+from fedlens.experiments.asked import Record, rounds_kept
 from fedlens.experiments.opened import OpenedRun
-from fedlens.experiments.updates import KeptRound, kept_rounds, read_round
+from fedlens.experiments.updates import KeptRound, read_round
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.training.evaluate import Evaluation
@@ -28,12 +28,7 @@ from fedlens.training.evaluate import Evaluation
 
 def kept_round(opened: OpenedRun, number: int | None = None) -> KeptRound:
     """The round of that number, or the last one kept."""
-    there = kept_rounds(opened.folder.updates)
-    if not there:
-        raise FedlensError(
-            f"{opened.folder.name} kept no client updates: run it with federated.keep_updates=1 or "
-            "more."
-        )
+    there = rounds_kept(opened.folder)
     if number is not None and number not in there:
         raise FedlensError(f"Round {number} was not kept: rounds {there[0]} to {there[-1]} were.")
     return read_round(opened.folder.updates, there[-1] if number is None else number)
@@ -105,8 +100,7 @@ def contributions(opened: OpenedRun) -> Contributions:
             f"{opened.folder.name} did not average plainly ({algorithm.name}), so its model is not "
             "the sum of what its clients sent."
         )
-    kept_round(opened)  # or say that there is none
-    rounds = kept_rounds(opened.folder.updates)
+    rounds = rounds_kept(opened.folder)
     clients: set[int] = set()
     start: dict[str, torch.Tensor] = {}
     reached: Params = {}

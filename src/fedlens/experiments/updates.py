@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedlens.errors import FedlensError
+from fedlens.experiments.asked import kept_rounds
 from fedlens.federated.client import Update
 from fedlens.files import clear_partials, discard, replacing
 from fedlens.params import Params
@@ -53,10 +54,6 @@ class KeptRound:
     start: dict[str, torch.Tensor]
     clients: dict[int, dict[str, torch.Tensor]]
     examples: dict[int, int]
-
-
-def kept_rounds(folder: Path) -> list[int]:
-    return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("round-*"))
 
 
 def read_round(folder: Path, number: int) -> KeptRound:
