@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from fedlens.errors import FedlensError
 from fedlens.reporting.mask_figures import mask_figure
-from fedlens.reporting.tables import density_table, mask_labels, mask_page, overlap_table
+from fedlens.reporting.mask_tables import density_table, mask_labels, mask_page, overlap_table
 
 KINDS = ("patch", "q", "mlp")
 
@@ -196,7 +196,7 @@ def test_numbers_in_cells_keep_digits_that_count() -> None:
 
 def test_drawing_and_tables_load_neither_torch_nor_pyplot() -> None:
     code = (
-        "import sys, fedlens.reporting.mask_figures, fedlens.reporting.tables;"
+        "import sys, fedlens.reporting.mask_figures, fedlens.reporting.mask_tables;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib.pyplot')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

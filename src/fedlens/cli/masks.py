@@ -41,7 +41,7 @@ def show(
         figure_format(figure)
     found = [_file(word, root) for word in what]
     paths = list({path.resolve(): path for path in found}.values())  # each once
-    from fedlens.reporting.tables import mask_labels, mask_page, overlap_table
+    from fedlens.reporting.mask_tables import mask_labels, mask_page, overlap_table
     from fedlens.sparse import inspect, storage
 
     loaded = [storage.load(path) for path in paths]

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
+from fedlens.reporting.mask_tables import NONE
 from fedlens.reporting.style import BLUE, DARKER, ORANGE, plain, save
-from fedlens.reporting.tables import NONE
 
 Record = Mapping[str, Any]
 
