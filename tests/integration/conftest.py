@@ -1,12 +1,14 @@
 """A world small enough to be lived through in a second."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedlens import cli
 from fedlens.experiments.compose import compose
 from fedlens.experiments.config import Config
 from fedlens.experiments.records import RunFolder
@@ -33,6 +35,25 @@ FEDERATED = [
 ON_FEATURES = ["train=head", "augment=none"]
 
 Tiny = Callable[..., Config]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fedlens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The command with these words: exit code, what it printed, and what it said on stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlens", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return call
 
 
 @pytest.fixture

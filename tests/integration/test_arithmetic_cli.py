@@ -4,14 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from fedlens import cli, params
+from fedlens import params
 from fedlens.arithmetic.merging import TABLE
 from fedlens.cli.arithmetic import METHODS
 from fedlens.cli.numbers import grid
@@ -25,7 +24,7 @@ from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.run import start
 from fedlens.experiments.signals import StopRequest
-from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Call
 
 Record = dict[str, Any]
 SKEWED = ["partition=dirichlet", "partition.alpha=0.3", "partition.min_size=1"]
@@ -55,28 +54,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(root, fed)
 
 
-Call = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def fedlens(
-    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Call:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(
-            sys, "argv", ["fedlens", "arithmetic", *words, "--runs", str(world.root)]
-        )
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return call
+def arithmetic(fedlens: Call, world: World) -> Call:
+    return lambda *words: fedlens("arithmetic", *words, "--runs", str(world.root))
 
 
 def recorded(answer: tuple[int, str, str]) -> Record:
@@ -103,7 +83,7 @@ def after(folder: RunFolder, number: int) -> Record:
 
 
 def test_the_line_goes_through_the_start_and_the_run(
-    fedlens: Call, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arithmetic: Call, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     openings: list[object] = []
     real = SealedTest.open
@@ -114,7 +94,7 @@ def test_the_line_goes_through_the_start_and_the_run(
 
     monkeypatch.setattr(SealedTest, "open", counted)
     words = ["alpha", "fed", "--alphas", "-0.5:1.5:0.5", "--figure", str(tmp_path / "a.pdf")]
-    answer = fedlens(*words)
+    answer = arithmetic(*words)
     record = recorded(answer)
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     rows = {row["alpha"]: row["validation"] for row in record["candidates"]}
@@ -130,15 +110,15 @@ def test_the_line_goes_through_the_start_and_the_run(
     assert len(openings) == 1
 
     monkeypatch.setattr(opened, "build", None)  # nothing is computed again
-    again = fedlens(*words)
+    again = arithmetic(*words)
     assert again[1] == answer[1]
     assert recorded(again) == record
     assert len(openings) == 1
 
 
-def test_a_record_is_shown_without_torch(fedlens: Call, world: World) -> None:
+def test_a_record_is_shown_without_torch(arithmetic: Call, world: World) -> None:
     words = ["alpha", "fed", "--alphas", "1", "--runs", str(world.root)]
-    recorded(fedlens(*words[:-2]))
+    recorded(arithmetic(*words[:-2]))
     code = (
         f"import sys; sys.argv = ['fedlens', 'arithmetic', *{words!r}];"
         "from fedlens.cli import app; app(standalone_mode=False);"
@@ -147,26 +127,26 @@ def test_a_record_is_shown_without_torch(fedlens: Call, world: World) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_base_may_be_the_ridge_or_the_central_model(fedlens: Call, world: World) -> None:
+def test_the_base_may_be_the_ridge_or_the_central_model(arithmetic: Call, world: World) -> None:
     central = result(RunFolder(world.root / "central"))
-    record = recorded(fedlens("alpha", "fed", "--base", "central", "--alphas", "0,1"))
+    record = recorded(arithmetic("alpha", "fed", "--base", "central", "--alphas", "0,1"))
     assert record["candidates"][0]["validation"] == central["validation"]
-    ridge = recorded(fedlens("alpha", "fed", "--base", "ridge", "--alphas", "0,1"))
+    ridge = recorded(arithmetic("alpha", "fed", "--base", "ridge", "--alphas", "0,1"))
     whole = result(RunFolder(world.root / "whole"))
     assert ridge["candidates"][0]["validation"] == pytest.approx(whole["validation"], rel=1e-4)
     assert ridge["candidates"][1]["validation"] == result(world.fed)["validation"]
 
 
-def test_runs_add_up(fedlens: Call, world: World) -> None:
-    record = recorded(fedlens("compose", "fed=1", "central=-1", "--alphas", "0,1"))
+def test_runs_add_up(arithmetic: Call, world: World) -> None:
+    record = recorded(arithmetic("compose", "fed=1", "central=-1", "--alphas", "0,1"))
     assert record["terms"] == {"fed": 1.0, "central": -1.0}
-    alone = recorded(fedlens("compose", "fed=0.5", "--alphas", "0,2"))
+    alone = recorded(arithmetic("compose", "fed=0.5", "--alphas", "0,2"))
     assert alone["candidates"][1]["validation"] == result(world.fed)["validation"]
     assert record["candidates"][0] == alone["candidates"][0]
 
 
-def test_averaging_a_round_gives_the_model_after_it(fedlens: Call, world: World) -> None:
-    record = recorded(fedlens("merge", "fed", "--scales", "0,1"))
+def test_averaging_a_round_gives_the_model_after_it(arithmetic: Call, world: World) -> None:
+    record = recorded(arithmetic("merge", "fed", "--scales", "0,1"))
     assert {row["method"] for row in record["candidates"]} == set(TABLE) == set(METHODS)
     rows = {(row["method"], row["scale"]): row["validation"] for row in record["candidates"]}
     assert rows["average", 1.0] == after(world.fed, 3)
@@ -174,24 +154,24 @@ def test_averaging_a_round_gives_the_model_after_it(fedlens: Call, world: World)
     assert all(rows[method, 0.0] == after(world.fed, 2) for method in TABLE)
     assert len({json.dumps(rows[method, 1.0]) for method in TABLE}) == len(TABLE)
     earlier = recorded(
-        fedlens("merge", "fed", "--scales", "1", "--method", "average", "--round", "2")
+        arithmetic("merge", "fed", "--scales", "1", "--method", "average", "--round", "2")
     )
     assert earlier["candidates"][0]["validation"] == after(world.fed, 2)
 
 
-def test_dropping_nobody_gives_the_trained_model(fedlens: Call, world: World) -> None:
-    record = recorded(fedlens("clients", "fed"))
+def test_dropping_nobody_gives_the_trained_model(arithmetic: Call, world: World) -> None:
+    record = recorded(arithmetic("clients", "fed"))
     assert record["rounds"] == [2, 3]
     for row in record["candidates"]:
         assert row["validation"] == pytest.approx(result(world.fed)["validation"], rel=1e-6)
     assert record["test"]["per_class"] == result(world.fed)["test"]["per_class"]
 
 
-def test_target_are_the_classes_of_clients_who_changed(fedlens: Call, world: World) -> None:
+def test_target_are_the_classes_of_clients_who_changed(arithmetic: Call, world: World) -> None:
     everybody = {client for n in (2, 3) for client in _participants(world.fed, n)}
     one, other = sorted(everybody)[:2]
     words = ["--drop", str(one), "--weight", f"{other}=0.5"]
-    record = recorded(fedlens("clients", "fed", *words))
+    record = recorded(arithmetic("clients", "fed", *words))
     assert record["coefficients"] == {str(one): 0.0, str(other): 0.5}
     before, edited = record["candidates"]
     assert before["validation"]["loss"] != edited["validation"]["loss"]
@@ -204,10 +184,10 @@ def test_target_are_the_classes_of_clients_who_changed(fedlens: Call, world: Wor
     assert set(record["as_trained"]["test"]) == {*result(world.fed)["test"], "target", "control"}
 
 
-def test_forgetting_keeps_what_it_must(fedlens: Call, world: World) -> None:
+def test_forgetting_keeps_what_it_must(arithmetic: Call, world: World) -> None:
     client = _participants(world.fed, 3)[0]
     words = ["forget", "fed", "--client", str(client), "--scales", "1,4"]
-    record = recorded(fedlens(*words, "--keep", "0.9"))
+    record = recorded(arithmetic(*words, "--keep", "0.9"))
     rows = record["candidates"]
     assert [row["scale"] for row in rows] == [0, 1, 4]  # 0 is added
     assert rows[0]["validation"] == pytest.approx(result(world.fed)["validation"], rel=1e-6)
@@ -217,16 +197,16 @@ def test_forgetting_keeps_what_it_must(fedlens: Call, world: World) -> None:
         row["target"] for row in rows if row["control"] >= 0.9 * rows[0]["control"]
     )
     label = _forgettable(world.fed)
-    of_class = recorded(fedlens("forget", "fed", "--class", str(label), "--scales", "0,1"))
+    of_class = recorded(arithmetic("forget", "fed", "--class", str(label), "--scales", "0,1"))
     assert of_class["clients"]
     assert of_class["client"] is None
 
 
-def test_interference_of_a_round(fedlens: Call, world: World) -> None:
+def test_interference_of_a_round(arithmetic: Call, world: World) -> None:
     clients = _participants(world.fed, 3)
     pair = [clients[2], clients[0]]
     words = ["--pair", ",".join(map(str, pair)), "--alphas", "0,1"]
-    record = recorded(fedlens("interference", "fed", *words))
+    record = recorded(arithmetic("interference", "fed", *words))
     assert (record["round"], record["clients"], record["pair"]) == (3, clients, pair)
     (line,) = (one for one in world.fed.journal("metrics").read() if one["round"] == 3)
     others = [v for a, row in enumerate(record["cosine"]) for b, v in enumerate(row) if a != b]
@@ -235,8 +215,8 @@ def test_interference_of_a_round(fedlens: Call, world: World) -> None:
     assert not (world.fed.path / "arithmetic" / "choice.json").exists()
 
 
-def test_methods_are_listed(fedlens: Call) -> None:
-    code, out, _ = fedlens("merge", "--list")
+def test_methods_are_listed(arithmetic: Call) -> None:
+    code, out, _ = arithmetic("merge", "--list")
     assert code == 0
     for name, row in TABLE.items():
         assert name in out
@@ -276,8 +256,8 @@ def test_methods_are_listed(fedlens: Call) -> None:
         ("interference fed --pair 98,99", "Client 98 sent nothing"),
     ],
 )
-def test_mistakes_are_one_sentence(fedlens: Call, words: str, complaint: str) -> None:
-    code, _, err = fedlens(*words.split())
+def test_mistakes_are_one_sentence(arithmetic: Call, words: str, complaint: str) -> None:
+    code, _, err = arithmetic(*words.split())
     assert code == 2, err
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: ")
@@ -285,19 +265,19 @@ def test_mistakes_are_one_sentence(fedlens: Call, words: str, complaint: str) ->
     assert "Traceback" not in err
 
 
-def test_client_algebra_of_a_sparse_run(fedlens: Call, world: World) -> None:
+def test_client_algebra_of_a_sparse_run(arithmetic: Call, world: World) -> None:
     """Updates travel packed; all weights outside the masks stay as pretrained."""
     few = ["federated.rounds=2", "federated.keep_updates=1", "evaluate.select=last"]
     told = [*TINY, *FEDERATED, *SPARSE, *few, f"run.root={world.root}", "run.name=sparse"]
     folder = start(compose("quickstart", told))
-    merged = recorded(fedlens("merge", "sparse", "--method", "average", "--scales", "1"))
+    merged = recorded(arithmetic("merge", "sparse", "--method", "average", "--scales", "1"))
     assert merged["candidates"][0]["validation"] == pytest.approx(after(folder, 2), rel=1e-6)
     learned = opened.open_run(folder, StopRequest())
     assert merged["choice"]["parameters"] == params.digest(learned.tuned)
     moved = {name: learned.start[name] != value for name, value in learned.tuned.items()}
     assert all((moved[name] <= mask).all() for name, mask in learned.parts.masks.items())
     assert {name for name, where in moved.items() if where.any()} <= learned.parts.masks.keys()
-    dropped = recorded(fedlens("clients", "sparse"))
+    dropped = recorded(arithmetic("clients", "sparse"))
     assert dropped["candidates"][1]["validation"] == pytest.approx(after(folder, 2), rel=1e-6)
 
 

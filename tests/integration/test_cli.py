@@ -1,12 +1,10 @@
 """The command line as a person meets it: helpful, and calm about mistakes."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedlens import cli
 from tests.integration.conftest import TINY
 
 REAL = ("FEDLENS_DATA", "FEDLENS_WEIGHTS")
@@ -15,22 +13,6 @@ REAL = ("FEDLENS_DATA", "FEDLENS_WEIGHTS")
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-
-@pytest.fixture
-def fedlens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlens", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """`fedlens masks show` on files made by hand: what a person reads, and calm about mistakes."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedlens import cli
 from fedlens.experiments.compose import compose, to_yaml
 from fedlens.sparse import storage
+from tests.integration.conftest import Call
 
 SIZES = {
     "backbone.patch_embed.proj.weight": (4, 3, 2, 2),
@@ -23,18 +23,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def show(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlens", "masks", "show", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return call
+def show(fedlens: Call) -> Call:
+    return partial(fedlens, "masks", "show")
 
 
 def masks(*rows: slice) -> dict[str, torch.Tensor]:
