@@ -1,0 +1,121 @@
+"""How configs are spoken of: partitions, heads, rules, schedules, in a few words each."""
+
+import math
+from typing import Any
+
+from fedlens.reporting.study import Method
+
+HEADS = {
+    "linear": "linear head",
+    "trained": "head trained first",
+    "ridge": "ridge head",
+    "class_means": "class-mean head",
+}
+ALGORITHMS = {
+    "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "fednova": "FedNova",
+    "fedavgm": "FedAvgM", "fedadam": "FedAdam", "fedyogi": "FedYogi", "median": "median",
+    "trimmed_mean": "trimmed mean", "norm_clipping": "norm clipping", "ties": "TIES",
+    "dare": "DARE", "breadcrumbs": "Breadcrumbs", "consensus": "consensus",
+    "task_arithmetic": "task arithmetic",
+}  # fmt: skip
+
+
+def federated(method: Method) -> bool:
+    return method.get("federated.clients") is not None
+
+
+def partition(method: Method) -> str:
+    """'IID', 'Nc=5', …; 'central' where there are no clients."""
+    if not federated(method):
+        return "central"
+    told = method.config["partition"]
+    return {
+        "iid": "IID",
+        "classes": f"Nc={told['classes_per_client']}",
+        "dirichlet": f"Dirichlet {told['alpha']:g}",
+        "quantity": f"sizes σ={told['sigma']:g}",
+    }[told["name"]]
+
+
+def evenness(method: Method) -> tuple[int, float]:
+    """Sorts partitions from pooled and even data to the most skewed."""
+    told = method.config["partition"]
+    if not federated(method):
+        return (0, 0.0)
+    return {
+        "iid": (1, 0.0),
+        "quantity": (2, float(told["sigma"])),
+        "dirichlet": (3, -float(told["alpha"])),
+        "classes": (4, -float(told["classes_per_client"])),
+    }[told["name"]]
+
+
+def sparse(method: Method) -> bool:
+    return method.get("sparse.density") is not None
+
+
+def rule(method: Method) -> str:
+    return str(method.get("sparse.rule")).replace("_", " ") if sparse(method) else "dense"
+
+
+def algorithm(method: Method) -> str:
+    name = str(method.get("algorithm.name"))
+    return ALGORITHMS.get(name, name)
+
+
+def trains(method: Method) -> bool:
+    """Whether anything was left to train: a frozen head on a frozen backbone is not."""
+    return any("train" in record for run in method.runs for record in run.metrics)
+
+
+def trained(method: Method) -> str:
+    """What is trained, under which head: 'everything, ridge head frozen'."""
+    told, head = method.config["train"]["what"], method.config["head"]
+    words = HEADS.get(head["name"], head["name"])
+    if not trains(method):
+        return f"{words} alone"
+    if told == "head":
+        return f"{words} only"
+    part = "everything" if told == "full" else f"last {told.partition(':')[2]} blocks"
+    return f"{part}, {words}{' frozen' if head['freeze'] else ''}"
+
+
+def schedule(method: Method) -> str:
+    told = method.config["train"]["schedule"]
+    warm = f", warm-up {told['warmup']:g}" if told["warmup"] else ""
+    return f"{told['name']}{warm}"
+
+
+def density(method: Method) -> str:
+    found = method.get("sparse.density")
+    return "dense" if found is None else f"density {found:g}"
+
+
+def units(method: Method) -> int:
+    """Epochs or rounds done; of several seeds the most."""
+    return max(int(run.result["units"]) for run in method.runs)
+
+
+def budget(method: Method) -> float:
+    """Local steps of a client in all rounds, as configured; epochs where training is central."""
+    told = method.config["federated"]
+    if told["clients"] is None:
+        return float(method.get("train.epochs"))
+    if told["rounds"] == "auto":
+        return math.ceil(told["local_step_budget"] / told["local_steps"]) * told["local_steps"]
+    return float(told["rounds"] * told["local_steps"])
+
+
+def described(method: Method, *, but: tuple[str, ...] = ()) -> str:
+    """A method in one line; `but` leaves out what a table varies."""
+    parts: dict[str, Any] = {"trained": trained(method)}
+    if sparse(method):
+        parts |= {"density": density(method), "rule": rule(method)}
+    if federated(method):
+        parts["algorithm"] = algorithm(method)
+        parts["partition"] = partition(method)
+        if trains(method):
+            parts["steps"] = f"J={method.get('federated.local_steps')}"
+    else:
+        parts["partition"] = "central"
+    return ", ".join(str(words) for name, words in parts.items() if name not in but)
