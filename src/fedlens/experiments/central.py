@@ -45,7 +45,8 @@ class Central:
             loop.open(self, prepared=self.parts.prepared)
             while not loop.finished:
                 lr = self._train_epoch()
-                record = {"lr": lr, "train": loop.position.tally.metrics()}
+                tally = loop.position.tally.metrics()
+                record = {"lr": lr, "steps": self.epoch_length, "train": tally}
                 loop.close(self, record, self._timing())
         except Interrupted:
             loop.leave(self)

@@ -28,14 +28,14 @@ def analysis_page(record: Mapping[str, Any]) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", Text(record["run"], overflow="fold"))
     facts.add_row("what", EQUATIONS[record["kind"]])
-    for name, value in _asked(record):
+    for name, value in asked(record):
         facts.add_row(name, Text(value, overflow="fold"))
     if record["kind"] == "interference":
         return Group(facts, Text(), *_interference(record))
-    outcome = Table.grid(padding=(0, 2))
-    for name, value in _outcome(record):
-        outcome.add_row(name, value)
-    return Group(facts, Text(), candidates_table(record), Text(), outcome)
+    ends = Table.grid(padding=(0, 2))
+    for name, value in outcome(record):
+        ends.add_row(name, value)
+    return Group(facts, Text(), candidates_table(record), Text(), ends)
 
 
 def candidates_table(record: Mapping[str, Any]) -> Table:
@@ -76,7 +76,8 @@ def said_of(row: Mapping[str, Any]) -> str:
     return ", ".join(words + [f"{s} = {row[key]:g}" for key, s in SYMBOLS.items() if key in row])
 
 
-def _asked(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def asked(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was done, to what, and what to mind."""
     found = [(key, f"{record[key]:g}") for key in ("density", "keep", "norm") if key in record]
     if "base" in record:
         found.insert(0, ("base", record["base"]))
@@ -112,7 +113,13 @@ def other_rounds(record: Mapping[str, Any]) -> tuple[int, int] | None:
     return rounds if rounds[0] != rounds[1] else None
 
 
-def _outcome(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def outcome(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What came out, beside the model as it was trained."""
+    if record["kind"] == "interference":
+        return [
+            ("sign conflict of all clients", _share(record["sign_conflict_of_all"])),
+            ("normalised accuracy, mean", _share(record["accuracy_normalised_mean"])),
+        ]
     trained, chosen = record["as_trained"], record["candidates"][record["chosen"]]
     word = "edited" if record["kind"] == "clients" else "chosen"
     found = [
@@ -141,9 +148,8 @@ def _interference(record: Mapping[str, Any]) -> list[RenderableType]:
     errors, alphas = record["disentanglement_error"], [f"{a:g}" for a in record["alphas"]]
     title = f"disentanglement error: α of {first} down, of {second} across"
     summary = Table.grid(padding=(0, 2))
-    conflict = record["sign_conflict_of_all"]
-    summary.add_row("sign conflict of all clients", _share(conflict))
-    summary.add_row("normalised accuracy, mean", _share(record["accuracy_normalised_mean"]))
+    for row in outcome(record):
+        summary.add_row(*row)
     return [
         *found,
         served,

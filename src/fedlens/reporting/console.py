@@ -40,7 +40,7 @@ def _row(folder: RunFolder) -> list[RenderableType]:
             signed, last.get(signed.get("unit", ""), 0) if result is None else result["units"]
         ),
         percent(last.get("validation")),
-        percent(None if result is None else result["test"]),
+        percent(None if result is None else result.get("test")),
     ]
 
 
@@ -62,10 +62,8 @@ def run_page(folder: RunFolder) -> RenderableType:
         if "clients" in signed:
             facts.add_row("federation", _federation(signed))
     if result:
-        choice, test = result["choice"], result["test"]
-        facts.add_row(
-            "test", f"top-1 {percent(test)}, top-5 {test['top5']:.2%} of {test['count']} images"
-        )
+        choice, test = result["choice"], result.get("test")
+        facts.add_row("test", _tested(test) if test else "–")
         facts.add_row("validation", f"top-1 {percent(result['validation'])}")
         facts.add_row("chosen on", f"{choice['chosen_on']}, {result['unit']} {choice['unit']}")
         if served := result.get("per_client"):
@@ -111,6 +109,10 @@ def partition_table(record: Mapping[str, Any]) -> Table:
     for name, values in found["summary"].items():
         table.add_row(name.replace("_", " "), *(f"{values[k]:.4g}" for k in ("min", "mean", "max")))
     return table
+
+
+def _tested(test: dict[str, Any]) -> str:
+    return f"top-1 {percent(test)}, top-5 {test['top5']:.2%} of {test['count']} images"
 
 
 def percent(metrics: dict[str, Any] | None) -> str:

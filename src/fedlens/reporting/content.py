@@ -35,6 +35,7 @@ class Cell:
     half: float | None  # of the 95 % interval's width; None for one seed
     validation: float | None  # mean
     seeds: list[int]
+    method: str  # in words
     lr: float | None  # None where nothing is trained
     candidates: int  # methods it was chosen among, on validation; 1: there was no choice
     megabytes: float | None  # sent in a run, both ways
@@ -72,12 +73,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Curve:
-    """Over epochs or rounds, averaged over seeds; every list is as long as `unit`."""
+    """Over epochs or rounds, averaged over seeds; every list is as long as `unit`, or empty."""
 
     label: str
     runs: list[str]
     unit: list[int]  # epochs or rounds, where validation was measured
-    steps: list[int]  # local steps of a client, or steps of central training, so far
+    steps: list[int]  # of a client, or of central training, so far
     megabytes: list[float]  # sent so far; empty for central training
     mean: list[float]  # validation accuracy
     half: list[float | None]
@@ -140,12 +141,12 @@ class AlphaCurve:
 
 @dataclass(frozen=True)
 class Finding:
-    """Another analysis of a run: its kind, what was asked, and its figures in words and numbers."""
+    """Another analysis of a run: what was asked, and what came out, in words."""
 
+    name: str
     kind: str  # merge | clients | forget | interference | compose
     label: str
-    header: list[str]
-    rows: list[list[str]]
+    facts: list[tuple[str, str]]
     run: str
     record: dict[str, Any]  # as it is in the run's folder, for figures
 

@@ -130,7 +130,3 @@ def _range(axes: Axes, summary: Mapping[str, float]) -> None:
 
 def _number(value: float) -> str:
     return f"{round(value, 6):,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)

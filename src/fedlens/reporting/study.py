@@ -6,7 +6,7 @@ within a method and compared within a setting. Accuracies are in percent from he
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import CIRCUMSTANCES
+from fedlens.experiments.config import CIRCUMSTANCES, Config
 from fedlens.experiments.records import RunFolder, find_run, runs
 from fedlens.files import read_json
 from fedlens.reporting.statistics import Estimate, estimate
@@ -66,7 +66,8 @@ class Run:
         """Sent in all rounds, both ways; None where nothing travels."""
         if not any("bytes_up" in record for record in self.metrics):
             return None
-        return sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in self.metrics) / 1e6
+        sent = [int(r.get("bytes_up", 0)) + int(r.get("bytes_down", 0)) for r in self.metrics]
+        return sum(sent) / 1e6
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,18 @@ def _folders(place: Path) -> list[RunFolder]:
 
 def _read(folder: RunFolder, result: Record) -> Run:
     try:
-        config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        told = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        config = _filled(told, asdict(Config()))  # a key that is younger than the run
         manifest = folder.manifest or {}
         run = Run(folder, config, manifest, result, folder.journal("metrics").read())
-        setting(config)
-        assert run.test >= 0, run.seed >= 0
+        _ = setting(config), run.test, run.seed  # what every report needs
         return run
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FedlensError(f"{folder.path} is not a whole run ({error}): leave it out.") from error
+
+
+def _filled(told: Settings, defaults: Settings) -> Settings:
+    nested = {key: told.get(key, {}) for key, value in defaults.items() if isinstance(value, dict)}
+    return {**defaults, **told} | {
+        key: _filled(told_there, defaults[key]) for key, told_there in nested.items()
+    }

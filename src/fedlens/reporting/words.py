@@ -1,6 +1,5 @@
 """How configs are spoken of: partitions, heads, rules, schedules, in a few words each."""
 
-import math
 from typing import Any
 
 from fedlens.reporting.study import Method
@@ -94,16 +93,6 @@ def density(method: Method) -> str:
 def units(method: Method) -> int:
     """Epochs or rounds done; of several seeds the most."""
     return max(int(run.result["units"]) for run in method.runs)
-
-
-def budget(method: Method) -> float:
-    """Local steps of a client in all rounds, as configured; epochs where training is central."""
-    told = method.config["federated"]
-    if told["clients"] is None:
-        return float(method.get("train.epochs"))
-    if told["rounds"] == "auto":
-        return math.ceil(told["local_step_budget"] / told["local_steps"]) * told["local_steps"]
-    return float(told["rounds"] * told["local_steps"])
 
 
 def described(method: Method, *, but: tuple[str, ...] = ()) -> str:

@@ -1,0 +1,234 @@
+"""From a study to what a report says of it: tables, curves, masks, analyses, provenance."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedlens.errors import FedlensError
+from fedlens.experiments import compose
+from fedlens.reporting import words
+from fedlens.reporting.arithmetic_tables import EQUATIONS, asked, outcome
+from fedlens.reporting.audit import audit
+from fedlens.reporting.chapters import comparisons, six_models
+from fedlens.reporting.comparison import Comparison
+from fedlens.reporting.content import (
+    About,
+    AlphaCurve,
+    Chapter,
+    Content,
+    CurveSet,
+    Finding,
+    MaskMap,
+    PartitionPicture,
+    Provenance,
+)
+from fedlens.reporting.curves import curve_set
+from fedlens.reporting.study import Method, Record, Run, Study, value_of
+
+FACTS = {  # what the prose may say of the runs' configs
+    "clients": "federated.clients",
+    "participation": "federated.participation",
+    "local_steps": "federated.local_steps",
+    "batch_size": "train.batch_size",
+    "momentum": "train.momentum",
+    "weight_decay": "train.weight_decay",
+    "validation": "data.validation",
+    "density": "sparse.density",
+    "calibration_rounds": "sparse.rounds",
+    "epochs": "train.epochs",
+}
+
+
+def content(study: Study, about: About) -> Content:
+    tables: list[Comparison] = []
+    chapters = []
+    for number, (setting, methods) in enumerate(study.settings.items()):
+        headline = six_models(methods, about.noniid)
+        found = comparisons(methods)
+        if number:  # names of files are unique over all settings
+            found = [_renamed(table, number) for table in found]
+            headline = _renamed(headline, number) if headline else None
+        mine = [*([headline] if headline else []), *found]
+        tables += mine
+        chapters.append(
+            Chapter(
+                setting=setting,
+                headline=headline.grid if headline else None,
+                grids=[table.grid for table in found],
+                curves=_curves(mine),
+                masks=_masks(methods),
+                alphas=_alphas(methods),
+                findings=_findings(methods),
+                partitions=_partitions(methods),
+                facts=_facts(methods),
+            )
+        )
+    used = {
+        name for table in tables for row in table.grid.cells for cell in row if cell
+        for name in cell.runs
+    }  # fmt: skip
+    return Content(
+        about=about,
+        chapters=chapters,
+        audit=audit(study, tables),
+        runs=[
+            _provenance(run, setting, run.name in used)
+            for setting, methods in study.settings.items()
+            for method in methods
+            for run in method.runs
+        ],
+        unfinished=study.unfinished,
+    )
+
+
+def _renamed(table: Comparison, number: int) -> Comparison:
+    return replace(table, grid=replace(table.grid, name=f"{table.grid.name}-setting{number + 1}"))
+
+
+def _curves(tables: Iterable[Comparison]) -> list[CurveSet]:
+    found = (curve_set(table) for table in tables)
+    return [one for one in found if one is not None]
+
+
+def _masks(methods: Sequence[Method]) -> list[MaskMap]:
+    """One map for each mask: of runs that share it the first stands for all."""
+    found: dict[str, MaskMap] = {}
+    for method in methods:
+        run = method.runs[0]
+        if (record := run.masks) is None or (digest := run.manifest.get("masks")) in found:
+            continue
+        layers, kinds = list(record["layers"]), list(record["kinds"])
+        label = f"{words.rule(method)}, {words.density(method)}, {words.partition(method)}"
+        found[str(digest)] = MaskMap(
+            name=f"mask-{len(found) + 1}",
+            label=label,
+            trained=record["all"]["trained"],
+            total=record["all"]["total"],
+            layers=layers,
+            kinds=kinds,
+            density=[[_share(record["table"], layer, kind) for kind in kinds] for layer in layers],
+            run=run.name,
+        )
+    return list(found.values())
+
+
+def _share(table: Record, layer: str, kind: str) -> float | None:
+    entry = table.get(layer, {}).get(kind)
+    return None if entry is None else float(entry["density"])
+
+
+def _alphas(methods: Iterable[Method]) -> list[AlphaCurve]:
+    found: list[AlphaCurve] = []
+    for method, run, record in _analysed(methods):
+        if record["kind"] != "alpha":
+            continue
+        rows = record["candidates"]
+        found.append(
+            AlphaCurve(
+                name=f"alpha-{len(found) + 1}",
+                label=f"{words.described(method)}, seed {run.seed}",
+                base=record["base"],
+                alphas=[row["alpha"] for row in rows],
+                accuracy=[100 * row["validation"]["top1"] for row in rows],
+                loss=[row["validation"]["loss"] for row in rows],
+                chosen=rows[record["chosen"]]["alpha"],
+                test=100 * record["test"]["top1"],
+                as_trained=100 * record["as_trained"]["test"]["top1"],
+                barrier=record.get("barrier"),
+                run=run.name,
+            )
+        )
+    return found
+
+
+def _findings(methods: Iterable[Method]) -> list[Finding]:
+    found: list[Finding] = []
+    for method, run, record in _analysed(methods):
+        if record["kind"] == "alpha":
+            continue
+        found.append(
+            Finding(
+                name=f"{record['kind']}-{len(found) + 1}",
+                kind=record["kind"],
+                label=f"{words.described(method)}, seed {run.seed}",
+                facts=[("what", EQUATIONS[record["kind"]]), *asked(record), *outcome(record)],
+                run=run.name,
+                record=record,
+            )
+        )
+    return found
+
+
+def _analysed(methods: Iterable[Method]) -> Iterable[tuple[Method, Run, Record]]:
+    for method in methods:
+        for run in method.runs:
+            for record in run.analyses:
+                yield method, run, record
+
+
+def _partitions(methods: Iterable[Method]) -> list[PartitionPicture]:
+    """One for each partition: of the seeds the first stands for all."""
+    found: dict[str, PartitionPicture] = {}
+    for method in sorted(methods, key=words.evenness):
+        label, run = words.partition(method), method.runs[0]
+        record = run.folder.partition
+        if label in found or record is None:
+            continue
+        told = record["statistics"]
+        found[label] = PartitionPicture(
+            name=f"partition-{len(found) + 1}",
+            label=label,
+            clients=told["clients"],
+            samples=told["samples"],
+            summary=told["summary"],
+            histogram=record.get("histogram", []),
+            run=run.name,
+        )
+    return list(found.values())
+
+
+def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
+    """Every value found, in order; what belongs to clients or masks, of those with any alone."""
+    found: dict[str, list[Any]] = {}
+    for name, key in FACTS.items():
+        group = key.partition(".")[0]
+        asked_of = [
+            method for method in methods
+            if (group != "federated" or words.federated(method))
+            and (group != "sparse" or words.sparse(method))
+            and (key != "train.epochs" or not words.federated(method))
+        ]  # fmt: skip
+        values = {value_of(method.config, key) for method in asked_of}
+        found[name] = sorted(value for value in values if value is not None)
+    found["seeds"] = sorted({seed for method in methods for seed in method.seeds})
+    return found
+
+
+def _provenance(run: Run, setting: str, used: bool) -> Provenance:
+    session = run.manifest["sessions"][0]
+    choice = run.result["choice"]
+    return Provenance(
+        name=run.name,
+        setting=setting,
+        seed=run.seed,
+        command=_command(run),
+        commit=session["git"] or "",
+        versions=session["versions"],
+        device=session["device"],
+        threads=session["threads"],
+        inputs=run.manifest["inputs"],
+        parameters=choice["parameters"],
+        chosen=f"{choice['chosen_on']}, {run.result['unit']} {choice['unit']}",
+        validation=run.validation,
+        test=run.test,
+        used=used,
+    )
+
+
+def _command(run: Run) -> str:
+    """The words that repeat it; of a config this version does not know, those that made it."""
+    try:
+        return shlex.join(compose.command(compose.load(run.folder.config)))
+    except FedlensError:
+        return str(run.manifest["sessions"][0]["command"])

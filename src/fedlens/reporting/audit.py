@@ -1,0 +1,279 @@
+"""The audit: what a sceptical reader would check, checked on the records, not on our word.
+
+Each check reads what runs wrote while they ran (choices, journals, mask counts, results) and lists
+everything that does not fit. A violation means that a number or a comparison is not to be trusted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import isclose
+
+from fedlens.files import read_json
+from fedlens.reporting import words
+from fedlens.reporting.comparison import Comparison
+from fedlens.reporting.content import Check
+from fedlens.reporting.statistics import estimate
+from fedlens.reporting.study import Run, Study
+
+SAME_DENSITY = ("mask_rules", "calibration_rounds", "algorithms")
+SAME_BUDGET = (
+    "mask_rules", "sparsity", "calibration_rounds", "algorithms", "schedules", "local_steps",
+    "heterogeneity",
+)  # fmt: skip
+UNKNOWN = "no commit"
+CHOSEN_BY_ACCURACY = ("alpha", "compose", "merge")  # the others weigh two accuracies, or are told
+
+
+def audit(study: Study, tables: Sequence[Comparison]) -> list[Check]:
+    runs = study.runs
+    return [
+        _chosen_without_test(runs),
+        _same_density([t for t in tables if t.grid.chapter in SAME_DENSITY]),
+        _same_budget([t for t in tables if t.grid.chapter in SAME_BUDGET]),
+        _tuned_alike([t for t in tables if t.grid.chapter in SAME_BUDGET]),
+        _numbers_have_runs(tables, {run.name: run for run in runs}),
+        _same_inputs(study),
+        _seeds(tables),
+        _code_on_record(study),
+    ]
+
+
+def _chosen_without_test(runs: Sequence[Run]) -> Check:
+    """The choice on record is the one that validation alone makes, made again here."""
+    violations, remarks, analyses = [], [], 0
+    for run in runs:
+        violations += [f"{run.name}: {fault}" for fault in _faults_of_choice(run)]
+        if run.folder.journal("test_curve").read():
+            remarks.append(f"{run.name} recorded a test curve; its choice does not use it")
+        for record in run.analyses:
+            analyses += 1
+            if record["kind"] not in CHOSEN_BY_ACCURACY:
+                continue
+            scores = [row["validation"]["top1"] for row in record["candidates"]]
+            if scores[record["chosen"]] != max(scores):
+                violations.append(f"{run.name}: its {record['kind']} is not the best on validation")
+    return Check(
+        "Nothing was chosen on test data",
+        f"{len(runs)} runs and {analyses} analyses: each choice was made again from validation",
+        violations,
+        remarks,
+    )
+
+
+def _faults_of_choice(run: Run) -> Iterable[str]:
+    choice, unit = run.folder.choice, run.result["unit"]
+    if choice is None:
+        yield "there is no record of its choice"
+        return
+    if choice != run.result["choice"]:
+        yield "the result is of another choice than the one on record"
+    if choice["chosen_on"] not in ("validation", "last"):
+        yield f"it was chosen on {choice['chosen_on']}"
+    scores = {r[unit]: r["validation"]["top1"] for r in run.metrics if "validation" in r}
+    by_score = choice["chosen_on"] == "validation" and run.config["evaluate"]["select"] == "best"
+    if not by_score or not scores:
+        return
+    best = max(scores, key=lambda number: (scores[number], -number))
+    if best != choice["unit"]:
+        yield f"{unit} {best} was best on validation, {unit} {choice['unit']} met the test split"
+
+
+def _same_density(tables: Sequence[Comparison]) -> Check:
+    """By the weights that masks let through, as counted while training."""
+    violations: list[str] = []
+    masks = 0
+    for table in tables:
+        for column in table.grid.columns:
+            counted: dict[int, list[str]] = {}
+            for (row, where), method in table.methods.items():
+                if where != column or not words.sparse(method):
+                    continue
+                for run in method.runs:
+                    masks += 1
+                    facts = run.result["facts"]
+                    trained, total = facts["weights_trained"], facts["weights_maskable"]
+                    counted.setdefault(trained, []).append(row)
+                    if trained != round(method.get("sparse.density") * total):
+                        violations.append(f"{run.name}: {trained} of {total} weights were trained")
+            if len(counted) > 1:
+                said = "; ".join(f"{n}: {', '.join(dict.fromkeys(r))}" for n, r in counted.items())
+                violations.append(f"{_place(table, column)}: unequal masks ({said})")
+    return Check(
+        "Masks are compared at equal density",
+        f"{masks} masks in {len(tables)} tables, by the weights counted in each",
+        violations,
+        [],
+    )
+
+
+def _same_budget(tables: Sequence[Comparison]) -> Check:
+    """By the rounds or epochs in the journals, the clients that answered, and the batch size."""
+    violations: list[str] = []
+    remarks: list[str] = []
+    cells = 0
+    for table in tables:
+        spent: dict[tuple[int, int, int], list[str]] = {}
+        for place, method in table.methods.items():
+            if not words.trains(method):
+                continue
+            cells += 1
+            for run in method.runs:
+                spent.setdefault(_spent(run), []).append(" / ".join(filter(None, place)))
+        if len(spent) < 2:
+            continue
+        steps = [budget[0] for budget in spent]
+        longest = max(
+            int(method.get("federated.local_steps")) if words.federated(method) else 1
+            for method in table.methods.values()
+        )
+        said = "; ".join(
+            f"{s} steps × batch {b} × {c} clients: {', '.join(dict.fromkeys(where))}"
+            for (s, b, c), where in spent.items()
+        )
+        rounding = max(steps) - min(steps) < longest and len({b[1:] for b in spent}) == 1
+        (remarks if rounding else violations).append(f"{table.grid.title}: {said}")
+    return Check(
+        "Methods are compared at equal budget",
+        f"{cells} methods in {len(tables)} tables, by the steps in their journals",
+        violations,
+        remarks,
+    )
+
+
+def _spent(run: Run) -> tuple[int, int, int]:
+    """Local steps of a client over all rounds (or epochs), batch size, clients sampled a round."""
+    told = run.config
+    units = sum("train" in record for record in run.metrics)
+    if told["federated"]["clients"] is None:
+        return units, told["train"]["batch_size"], 1
+    cohorts = {len(record["participants"]) for record in run.metrics if "participants" in record}
+    return units * told["federated"]["local_steps"], told["train"]["batch_size"], max(cohorts)
+
+
+def _tuned_alike(tables: Sequence[Comparison]) -> Check:
+    """How many settings of learning rate and weight decay each cell was chosen among."""
+    violations: list[str] = []
+    remarks: list[str] = []
+    choices = 0
+    for table in tables:
+        grid = table.grid
+        for place, column in enumerate(grid.columns):
+            counts = {
+                row: cell.candidates
+                for row, cells in zip(grid.rows, grid.cells, strict=True)
+                if (cell := cells[place]) and cell.lr is not None
+            }
+            choices += sum(count > 1 for count in counts.values())
+            if len(set(counts.values())) > 1:
+                said = ", ".join(f"{row} {count}" for row, count in counts.items())
+                untuned = min(counts.values()) == 1
+                told = f"{_place(table, column)}: candidates by row: {said}"
+                (violations if untuned else remarks).append(told)
+    return Check(
+        "Methods were tuned alike",
+        f"{len(tables)} tables; {choices} cells were chosen among several, on validation",
+        violations,
+        remarks,
+    )
+
+
+def _numbers_have_runs(tables: Sequence[Comparison], runs: dict[str, Run]) -> Check:
+    """Every mean is computed once more from result.json, read anew."""
+    violations, numbers = [], 0
+    for table in tables:
+        for row, cells in zip(table.grid.rows, table.grid.cells, strict=True):
+            for column, cell in zip(table.grid.columns, cells, strict=True):
+                if cell is None:
+                    continue
+                numbers += 1
+                where = f"{table.grid.title}, {row}, {column}"
+                found = [read_json(runs[name].folder.path / "result.json") for name in cell.runs]
+                again = estimate([100 * result["test"]["top1"] for result in found])
+                if not isclose(again.mean, cell.mean, rel_tol=1e-12):
+                    violations.append(f"{where}: {cell.mean} is not the mean of its runs")
+                for name, count in Counter(cell.seeds).items():
+                    if count > 1:
+                        violations.append(f"{where}: seed {name} counts {count} times")
+    for run in runs.values():
+        recorded = [record[run.result["unit"]] for record in run.metrics]
+        if max(recorded, default=0) != run.result["units"]:
+            violations.append(f"{run.name}: its journal does not end where its result does")
+    return Check(
+        "Every number has a run behind it",
+        f"{numbers} accuracies computed again from {len(runs)} results",
+        violations,
+        [],
+    )
+
+
+def _same_inputs(study: Study) -> Check:
+    violations = []
+    for setting, methods in study.settings.items():
+        for what in ("data", "weights"):
+            hashes = {run.manifest["inputs"].get(what) for m in methods for run in m.runs}
+            if len(hashes) > 1:
+                violations.append(f"{setting}: {len(hashes)} different {what}")
+    return Check(
+        "All runs of a setting saw the same data and weights",
+        f"{len(study.runs)} manifests, by hash",
+        violations,
+        [],
+    )
+
+
+def _seeds(tables: Sequence[Comparison]) -> Check:
+    """Contrasts are over the seeds both share; one seed decides nothing."""
+    violations, remarks, contrasts = [], [], 0
+    single = 0
+    for table in tables:
+        grid = table.grid
+        single += sum(1 for row in grid.cells for cell in row if cell and len(cell.seeds) == 1)
+        contrasts += len(grid.contrasts)
+        for contrast in grid.contrasts:
+            places = ((contrast.row, contrast.column), (contrast.against, contrast.column))
+            first, second = (set(table.methods[place].seeds) for place in places)
+            if contrast.count != len(first & second):
+                violations.append(f"{grid.title}: {contrast.row} is not paired by seed")
+            elif first != second:
+                remarks.append(
+                    f"{grid.title}, {contrast.column}: {contrast.row} and {contrast.against} share "
+                    f"{contrast.count} of {len(first | second)} seeds"
+                )
+    if single:
+        remarks.append(f"{single} accuracies come from one seed and are marked so")
+    return Check(
+        "Differences are paired by seed",
+        f"{contrasts} differences in {len(tables)} tables",
+        violations,
+        remarks,
+    )
+
+
+def _code_on_record(study: Study) -> Check:
+    """Remarks only: a changed tree makes a run hard to repeat, not wrong."""
+    commits = Counter(_commit(run) for run in study.runs)
+    remarks = [
+        f"{count} runs come from {commit}"
+        for commit, count in sorted(commits.items())
+        if commit == UNKNOWN or "+" in commit
+    ]
+    for package in ("torch", "timm"):
+        versions = {run.manifest["sessions"][0]["versions"].get(package) for run in study.runs}
+        if len(versions) > 1:
+            remarks.append(f"{len(versions)} versions of {package}")
+    if study.unfinished:
+        remarks.append(f"{len(study.unfinished)} runs are not finished and count for nothing")
+    return Check(
+        "The code is on record",
+        f"{len(study.runs)} manifests, {len(commits)} commits",
+        [],
+        remarks,
+    )
+
+
+def _commit(run: Run) -> str:
+    return run.manifest["sessions"][0]["git"] or UNKNOWN
+
+
+def _place(table: Comparison, column: str) -> str:
+    return f"{table.grid.title}, {column}" if len(table.grid.columns) > 1 else table.grid.title
