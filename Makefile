@@ -8,7 +8,7 @@ READY := .venv/.ready
 # Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
 JOBS ?= 2
 
-.PHONY: help quickstart setup test lint check format lock clean
+.PHONY: help quickstart setup test lint docs check format lock clean
 
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,7 +42,10 @@ lint: $(READY) ## Check style, types (mypy --strict) and the layers of the archi
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 
-check: lint test ## Everything CI asks for; in tests, warnings are errors.
+docs: $(READY) ## Build the documentation into site/; warnings are errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+check: lint test docs ## Everything CI asks for; in tests, warnings are errors.
 
 format: $(READY) ## Format the code and sort imports.
 	$(BIN)/ruff check --fix .
@@ -53,4 +56,4 @@ lock: $(READY) ## Pin the newest versions that fit pyproject.toml.
 		--python-version 3.11 --no-header --no-annotate --quiet -o requirements.lock
 
 clean: ## Remove the environment and caches, not the runs.
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site

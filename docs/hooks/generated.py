@@ -1,0 +1,220 @@
+"""Reference pages from the code itself, so that they cannot differ from it. Torch is not loaded.
+
+A line `<!-- generated: NAME -->` of a page is replaced by what the row NAME of `TABLE` writes; a
+config key that a page names and the schema does not know is an error.
+"""
+
+import ast
+import html
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import partial
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from fedlens.cli import app
+from fedlens.experiments import compose
+from fedlens.experiments.config import CIRCUMSTANCES, Config, keys
+
+README = Path(__file__).parents[2] / "README.md"
+MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
+NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`")
+FILES = (".json", ".jsonl", ".png", ".py", ".yaml", ".safetensors", ".md", ".db", ".csv", ".tex")
+
+NARROW = '<div class="narrow" markdown>\n\n'  # a table whose rows become blocks on a phone
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    del config, files
+    known, groups = set(keys()), set(compose.groups()) | {"federated", "sparse", "evaluate"}
+    for name in NAMED.findall(markdown):
+        if name.partition(".")[0] in groups and not name.endswith(FILES) and name not in known:
+            raise PluginError(f"{page.file.src_uri}: there is no config key {name}")
+    return MARKER.sub(lambda found: _generate(found[1], page), markdown)
+
+
+def _generate(name: str, page: Page) -> str:
+    if name not in TABLE:
+        raise PluginError(f"{page.file.src_uri}: nothing generates '{name}'")
+    return "\n".join(TABLE[name]())
+
+
+def config_keys() -> Iterator[str]:
+    listed: list[str] = []
+    yield from _section(Config, "", "", listed)
+    if missing := set(keys()) ^ set(listed):
+        raise PluginError(f"The reference and the schema differ in {', '.join(sorted(missing))}")
+
+
+def _section(schema: type, prefix: str, said: str, listed: list[str]) -> Iterator[str]:
+    """A heading and a table for the keys of a dataclass, then the same for those inside it."""
+    hints, comments = get_type_hints(schema), _comments(schema)
+    name = prefix.removesuffix(".")
+    yield f"\n{'###' if '.' in name else '##'} {name or 'The whole'}\n"
+    if schema is not Config and schema.__doc__ and not schema.__doc__.startswith(schema.__name__):
+        yield f"{_text(schema.__doc__)}\n"
+    if said:
+        yield f"{_text(said)[0].upper()}{_text(said)[1:]}.\n"
+    if name in compose.groups():
+        options = ", ".join(f"`{name}={option}`" for option in compose.options(name))
+        yield f"Options, each [a file](options.md#{name}): {options}.\n"
+    if name in CIRCUMSTANCES:
+        yield "Says where and how to run, not what to learn: it does not make another run.\n"
+    inside = []
+    rows = []
+    for entry in fields(schema):
+        kind, key = hints[entry.name], prefix + entry.name
+        listed.append(key)
+        if is_dataclass(kind):
+            inside.append((kind, f"{key}.", comments.get(entry.name, "")))
+            continue
+        default = yaml.safe_dump(entry.default).removesuffix("...\n").strip()
+        means = _text(comments.get(entry.name, ""))
+        if key in CIRCUMSTANCES:
+            means = f"{means} (does not make another run)".strip()
+        rows.append(f"| `{key}` | {_kind(kind)} | `{default}` | {means} |")
+    yield NARROW + "| key | type | default | meaning |\n|---|---|---|---|"
+    yield from rows
+    yield "\n</div>\n"
+    for kind, below, told in inside:
+        yield from _section(kind, below, told, listed)
+
+
+def _comments(schema: type) -> dict[str, str]:
+    """What stands behind the fields of a dataclass, and on comment lines right below them."""
+    source = inspect.getsource(schema)
+    lines = source.splitlines()
+    behind = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            line = node.end_lineno or node.lineno
+            words = [behind[line]] if line in behind else []
+            while words and line < len(lines) and lines[line].lstrip().startswith("#"):
+                line += 1
+                words.append(behind[line])
+            found[node.target.id] = " ".join(words)
+    return found
+
+
+def _kind(hint: Any) -> str:
+    text = hint.__name__ if isinstance(hint, type) else str(hint)
+    return text.replace("None", "null").replace(" | ", ", ")
+
+
+def documents(group: str) -> Iterator[str]:
+    """The experiments or suites: what the header of each file says, and the file."""
+    for name in compose.options(group):
+        text = resources(compose.CONFIGS).joinpath(group, f"{name}.yaml").read_text("utf-8")
+        said = _fields(compose.header(text))
+        yield f"\n## {name}\n\n{_text(said.pop('', ''))}\n"
+        if command := said.pop("command", ""):
+            yield f"```\n{command}\n```\n"
+        for word, sentence in said.items():
+            yield f"{word.capitalize()}\n:   {_text(sentence)}\n"
+        body = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
+        yield f'??? note "{group}/{name}.yaml"\n\n    ```yaml\n{indented}\n    ```\n'
+
+
+def _fields(header: str) -> dict[str, str]:
+    """`cost: …` and its indented lines as {'cost': …}; what comes first is under ''."""
+    found: dict[str, list[str]] = {"": []}
+    word = ""
+    for line in header.splitlines():
+        if start := re.match(r"([a-z]+): +(.*)", line):
+            word, line = start[1], start[2]
+            found[word] = []
+        found[word].append(line.strip())
+    joined = {word: ("\n" if word == "command" else " ").join(ls) for word, ls in found.items()}
+    return {word: text.strip() for word, text in joined.items()}
+
+
+def option_files() -> Iterator[str]:
+    for group in compose.groups():
+        if group == "experiment":
+            continue
+        yield f"\n## {group}\n"
+        for option in compose.options(group):
+            text = resources(compose.CONFIGS).joinpath(group, f"{option}.yaml").read_text("utf-8")
+            yield f"`{group}={option}`\n\n```yaml\n{text.strip()}\n```\n"
+
+
+def commands() -> Iterator[str]:
+    yield from _command("fedlens", typer.main.get_command(app))
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    inside = getattr(command, "commands", None)
+    said = inspect.cleandoc(command.help or "")
+    if inside is None or path != "fedlens":
+        yield f"\n{'##' if path.count(' ') == 1 else '###'} {path}\n\n{said}\n"
+    if inside is not None:
+        for name, one in inside.items():
+            yield from _command(f"{path} {name}", one)
+        return
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    words = [_shown(one) for one in arguments]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    yield f"```\n{' '.join([path, *words, *(['[OPTIONS]'] if options else [])])}\n```\n"
+    if not command.params:
+        return
+    yield NARROW + "| | default | meaning |\n|---|---|---|"
+    for one in command.params:
+        name = _shown(one) if one in arguments else ", ".join([*one.opts, *one.secondary_opts])
+        default = getattr(one, "show_default", None)
+        shown = default if isinstance(default, str) else one.default
+        plain = isinstance(shown, str | int | float | Path) and not isinstance(shown, bool)
+        yield f"| `{name}` | {f'`{shown}`' if plain else ''} | {_text(one.help or '')} |"
+    yield "\n</div>\n"
+
+
+def _shown(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def readme(heading: str) -> Iterator[str]:
+    """A section of README.md; its links into the repository become plain words."""
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", README.read_text("utf-8"), re.M | re.S)
+    if found is None:
+        raise PluginError(f"README.md has no section '{heading}'")
+    yield re.sub(r"(?<!!)\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", found[1].strip())
+
+
+def _text(words: str) -> str:
+    """Safe in a Markdown table; `code` stays code."""
+    parts = re.split(r"(`[^`]*`)", " ".join(words.split()))
+    escaped = (part if part.startswith("`") else _escaped(part) for part in parts)
+    return "".join(escaped).replace("|", r"\|")
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*_])", r"\\\1", html.escape(text, quote=False))
+
+
+TABLE: dict[str, Callable[[], Iterator[str]]] = {
+    "keys": config_keys,
+    "experiments": partial(documents, "experiment"),
+    "suites": partial(documents, "suite"),
+    "options": option_files,
+    "commands": commands,
+    "run folder": partial(readme, "A run is a folder"),
+    "measured": partial(readme, "Measured"),
+}
