@@ -1,23 +1,31 @@
 """Files that survive a kill: a reader sees the old content or the new, never a half.
 
 Written to a temporary name beside the target, fsynced, renamed; the folder is fsynced too.
+What several processes need is made by one of them while the others wait.
 """
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
+from filelock import FileLock, Timeout
 
 from fedlens.errors import FedlensError
 
 TEMPORARY = ".partial-"
+PATIENCE = 0.5  # seconds between two looks at whether waiting still makes sense
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
@@ -61,10 +69,64 @@ def discard(folder: Path) -> None:
         _remove(doomed)
 
 
-def clear_partials(folder: Path) -> None:
-    """Removes what a kill half-way through `replacing` or `discard` left behind."""
-    for leftover in folder.glob(f"{TEMPORARY}*"):
+def clear_partials(folder: Path, *, of: str | None = None) -> None:
+    """Removes what a kill half-way through `replacing` or `discard` left behind, maybe `of` one."""
+    for leftover in folder.glob(f"{TEMPORARY}{of}-*" if of else f"{TEMPORARY}*"):
         _remove(leftover)
+
+
+def once(
+    entry: Path,
+    *,
+    find: Callable[[], T | None],
+    make: Callable[[], T],
+    check: Callable[[], None] = lambda: None,
+) -> T:
+    """What `find` finds of `entry`, else what `make` makes and keeps there, one process at a time.
+
+    A second process waits, then finds it; meanwhile `check` is called, which may raise to give up.
+    What is there is read without the lock, so a cache that can only be read serves too.
+    """
+    found = find()
+    if found is None:
+        with _alone(entry, check):
+            found = find()
+            if found is None:
+                found = make()
+    return found
+
+
+@contextmanager
+def _alone(entry: Path, check: Callable[[], None]) -> Iterator[None]:
+    """Holds the entry's lock, which the kernel frees if the process dies.
+
+    Locks lie in a folder of their own and stay: who waits for a removed one waits alone.
+    """
+    kind, name = entry.parts[-2:]
+    lock = FileLock(entry.parent.parent / "locks" / f"{kind}-{name}.lock")
+    if not _acquired(lock, 0):
+        log.info("Another process is making %s; waiting for it.", entry)
+        while not _acquired(lock, PATIENCE):
+            check()
+    try:
+        clear_partials(entry.parent, of=entry.name)
+        yield
+    finally:
+        lock.release()
+
+
+def _acquired(lock: FileLock, patience: float) -> bool:
+    try:
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=patience)
+    except Timeout:
+        return False
+    except OSError as error:
+        raise FedlensError(
+            f"Cannot write {lock.lock_file} ({error.strerror or error}): set FEDLENS_CACHE to a "
+            "folder you may write to."
+        ) from error
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:

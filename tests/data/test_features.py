@@ -3,6 +3,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -178,3 +179,34 @@ def test_a_second_builder_waits_and_then_reads(get: Get) -> None:
         found = list(pool.map(get, builders))
     assert torch.equal(*found)
     assert sorted(builder.seen for builder in builders) == [0, COUNT]
+
+
+def test_a_stop_request_comes_through_while_another_builds(get: Get) -> None:
+    begun, enough, idle = Event(), Event(), Counting()
+
+    class Slow(Counting):
+        def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+            begun.set()
+            enough.wait()
+            return super().__call__(inputs)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(get, Slow())
+        begun.wait()
+        with pytest.raises(KeyboardInterrupt):
+            get(idle, check=stop)
+        enough.set()
+        assert torch.equal(get(idle), building.result())
+    assert idle.seen == 0
+
+
+def test_chunks_left_by_a_kill_at_the_very_end_are_cleared(get: Get, tmp_path: Path) -> None:
+    get(Counting())
+    leftover = entry(tmp_path) / "chunks" / "00000.safetensors"
+    leftover.parent.mkdir()
+    leftover.write_bytes(b"no longer needed")
+    get(Counting())
+    assert not leftover.parent.exists()

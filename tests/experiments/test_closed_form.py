@@ -1,3 +1,7 @@
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,11 +9,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
+from fedlens import params
 from fedlens.data.batches import FeatureExamples
 from fedlens.data.partition import TABLE, Partition, partition
 from fedlens.experiments.closed_form import closed_form_head, federated_statistics
 from fedlens.experiments.config import HeadConfig
+from fedlens.files import cache_dir
+from fedlens.models import heads
 from fedlens.models.heads import Statistics
+from fedlens.threads import limited_threads
 
 CLASSES, WIDTH = 5, 12
 
@@ -82,3 +90,115 @@ def test_the_bytes_that_clients_send_are_those_of_their_statistics() -> None:
     assert facts["statistics_bytes_up"] == 7 * len(save(vars(one)))
     _, facts = closed_form_head(config, TRAIN, VALIDATION, CLASSES)
     assert "statistics_bytes_up" not in facts
+
+
+FIXED = HeadConfig(name="ridge", ridge_lambda=1.0, temperature=1.0)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """With how many threads statistics are taken, each time, from an empty cache on."""
+    shutil.rmtree(cache_dir() / "statistics", ignore_errors=True)
+    threads: list[int] = []
+    take = Statistics.of
+
+    def listening(*args: torch.Tensor) -> Statistics:
+        threads.append(torch.get_num_threads())
+        return take(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Statistics, "of", listening)
+    return threads
+
+
+@pytest.mark.parametrize("shards", [None, dealt("classes", 4, 0)])
+def test_statistics_are_taken_once_whatever_head_is_made_of_them(
+    shards: Partition | None, taken: list[int]
+) -> None:
+    parts = len(shards) if shards else 1
+    fresh, facts = closed_form_head(HeadConfig(name="ridge"), TRAIN, VALIDATION, CLASSES, shards)
+    assert len(taken) == parts
+    again, same_facts = closed_form_head(
+        HeadConfig(name="ridge"), TRAIN, VALIDATION, CLASSES, shards
+    )
+    assert params.digest(again.state_dict()) == params.digest(fresh.state_dict())
+    assert same_facts == facts
+    for config in (replace(FIXED, ridge_lambda=3.0), HeadConfig(name="class_means")):
+        closed_form_head(config, TRAIN, VALIDATION, CLASSES, shards)
+    assert len(taken) == parts
+
+
+@pytest.mark.parametrize("shards", [None, dealt("classes", 4, 0)])
+def test_a_cached_head_is_bit_for_bit_the_head_of_statistics_taken_directly(
+    shards: Partition | None, taken: list[int]
+) -> None:
+    parts = len(shards) if shards else 1
+    direct = (
+        federated_statistics(TRAIN, shards, CLASSES)
+        if shards
+        else Statistics.of(TRAIN.features, TRAIN.labels, CLASSES)
+    )
+    expected = params.digest(heads.ridge(direct, 1.0).state_dict())
+    for _ in ("taken", "found"):
+        head, _ = closed_form_head(FIXED, TRAIN, VALIDATION, CLASSES, shards)
+        assert params.digest(head.state_dict()) == expected
+    assert len(taken) == 2 * parts  # directly, and for the cache
+
+
+def nudged() -> FeatureExamples:
+    features = TRAIN.features.clone()
+    features[-1, -1] = torch.nextafter(features[-1, -1], torch.tensor(1e9))
+    return replace(TRAIN, features=features)
+
+
+def relabelled() -> FeatureExamples:
+    labels = TRAIN.labels.clone()
+    labels[0] = (labels[0] + 1) % CLASSES
+    return replace(TRAIN, labels=labels)
+
+
+SHARDS = dealt("iid", 4, 0)
+MOVED = Partition(SHARDS.order, SHARDS.offsets + torch.tensor([0, 1, 0, 0, 0]))
+OTHERS: dict[str, Callable[[], tuple[FeatureExamples, int, Partition | None]]] = {
+    "the last bit of a feature": lambda: (nudged(), CLASSES, SHARDS),
+    "one label": lambda: (relabelled(), CLASSES, SHARDS),
+    "one more class": lambda: (TRAIN, CLASSES + 1, SHARDS),
+    "no clients": lambda: (TRAIN, CLASSES, None),
+    "other shards": lambda: (TRAIN, CLASSES, dealt("iid", 4, 1)),
+    "an example that moved to its neighbour": lambda: (TRAIN, CLASSES, MOVED),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_what_statistics_depend_on_makes_them_anew(change: str, taken: list[int]) -> None:
+    closed_form_head(FIXED, TRAIN, VALIDATION, CLASSES, SHARDS)
+    before = len(taken)
+    train, classes, shards = OTHERS[change]()
+    closed_form_head(FIXED, train, VALIDATION, classes, shards)
+    assert len(taken) == before + (len(shards) if shards else 1)
+
+
+def test_another_number_of_threads_or_version_of_torch_takes_them_anew(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in (1, 2, 1):
+        with limited_threads(threads):
+            closed_form_head(FIXED, TRAIN, VALIDATION, CLASSES)
+    assert taken == [1, 2]
+    monkeypatch.setattr(torch, "__version__", "0.0.0")
+    with limited_threads(1):
+        closed_form_head(FIXED, TRAIN, VALIDATION, CLASSES)
+    assert taken == [1, 2, 1]
+
+
+def test_damaged_statistics_are_taken_again(
+    taken: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = closed_form_head(FIXED, TRAIN, VALIDATION, CLASSES)
+    (path,) = (cache_dir() / "statistics").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    again, _ = closed_form_head(FIXED, TRAIN, VALIDATION, CLASSES)
+    assert "is damaged" in caplog.text
+    assert len(taken) == 2
+    assert params.digest(again.state_dict()) == params.digest(first.state_dict())
+    assert path.read_bytes() == whole

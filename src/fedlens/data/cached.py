@@ -14,17 +14,26 @@ from fedlens.threads import limited_threads
 log = logging.getLogger(__name__)
 
 
-def cached(path: Path, make: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def cached(
+    path: Path,
+    make: Callable[[], dict[str, torch.Tensor]],
+    *,
+    threads: int = 1,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, torch.Tensor]:
     """What `make` returns, read from `path` if it is there and whole, else made and kept there.
 
-    It is made with one thread, so that its bits do not depend on how many the machine has.
+    It is made with one thread, so that its bits do not depend on how many the machine has, or with
+    as many as its path tells. While another process makes it, `check` may raise to give up.
     """
-    found = recall(path)
-    if found is None:
-        with limited_threads(1):
-            found = make()
-        store(path, found)
-    return found
+
+    def made() -> dict[str, torch.Tensor]:
+        with limited_threads(threads):
+            tensors = make()
+        store(path, tensors)
+        return tensors
+
+    return files.once(path, find=lambda: recall(path), make=made, check=check)
 
 
 def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -6,14 +6,11 @@ build that was killed resumes at the first missing chunk and ends bit-identical.
 
 import hashlib
 import json
-import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 
 from fedlens import files
 from fedlens.data.batches import in_order
@@ -23,8 +20,6 @@ from fedlens.errors import FedlensError
 
 CHUNK = 2048  # examples; half a minute or so of a small ViT on a laptop
 
-log = logging.getLogger(__name__)
-
 
 def features(
     examples: Examples,
@@ -33,13 +28,15 @@ def features(
     key: Mapping[str, object],
     batch_size: int = 256,
     progress: Callable[[int, int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
     root: Path | None = None,
 ) -> torch.Tensor:
     """`extract` of every example in order, float32 [N, D] on the CPU; cached under `key`.
 
     `key` names everything the features depend on (data, split, backbone, hash of its weights,
     resolution, normalisation, precision), in words that JSON knows. A model in `extract` must be
-    in eval mode. `progress` is told how many of how many examples are done.
+    in eval mode. `progress` is told how many of how many examples are done; `check` is called while
+    another process builds them.
     """
     count = len(examples)
     if not count:
@@ -57,43 +54,26 @@ def features(
                 progress(int(index[-1]) + 1, count)
         return torch.cat(parts)
 
-    with _alone(folder), torch.no_grad():  # not inference_mode: heads are trained on the result
-        found = _recall(whole, count)
-        if found is None:
-            files.write_json(folder / "key.json", identity)
-            parts = []
-            for number, span in enumerate(in_order(count, CHUNK)):
-                path = chunks / f"{number:05d}.safetensors"
-                part = _recall(path, len(span))
-                if part is None:
-                    part = compute(span)
-                    store(path, {"features": part})
-                parts.append(part)
-            found = torch.cat(parts)
-            store(whole, {"features": found})
-        shutil.rmtree(chunks, ignore_errors=True)
+    def build() -> torch.Tensor:
+        files.clear_partials(folder)
+        files.clear_partials(chunks)
+        files.write_json(folder / "key.json", identity)
+        parts = []
+        for number, span in enumerate(in_order(count, CHUNK)):
+            path = chunks / f"{number:05d}.safetensors"
+            part = _recall(path, len(span))
+            if part is None:
+                part = compute(span)
+                store(path, {"features": part})
+            parts.append(part)
+        found = torch.cat(parts)
+        store(whole, {"features": found})
         return found
 
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time: a second one waits, then finds the features built."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedlensError(f"Cannot keep features in {folder} ({error.strerror}).") from error
-    lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("Another process is building these features; waiting for it (%s).", folder)
-        lock.acquire()
-    try:
-        files.clear_partials(folder)
-        files.clear_partials(folder / "chunks")
-        yield
-    finally:
-        lock.release()
+    with torch.no_grad():  # not inference_mode: heads are trained on the result
+        found = files.once(folder, find=lambda: _recall(whole, count), make=build, check=check)
+    shutil.rmtree(chunks, ignore_errors=True)
+    return found
 
 
 def _checked(batch: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

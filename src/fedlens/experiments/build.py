@@ -118,7 +118,9 @@ def build(
         if config.head.name == "trained":
             head, facts = trained_head(config, known, head, shards, precision, stop)
         elif prepared:
-            head, facts = closed_form_head(config.head, known, unknown, classes, shards)
+            head, facts = closed_form_head(
+                config.head, known, unknown, classes, shards, check=stop.check
+            )
         if on_features:
             train, validation = known, unknown
     head.to(device).requires_grad_(not config.head.freeze)
@@ -217,7 +219,7 @@ def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
         explicit = Path(config.weights) if config.weights else None
         return weights.find(backbones.find(config.name), explicit)
     with bar("pretraining vit_pico, once", stop) as progress:
-        return pico_weights(progress=progress)
+        return pico_weights(progress=progress, check=stop.check)
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,10 @@ class Extractor:
         }
         examples = ImageExamples(seen, None, self.pipeline)
         with bar(f"features of the {split} images", self.stop) as progress:
-            return features(examples, self._forward, key=key, progress=progress).to(self.device)
+            found = features(
+                examples, self._forward, key=key, progress=progress, check=self.stop.check
+            )
+        return found.to(self.device)
 
     def _forward(self, pixels: torch.Tensor) -> torch.Tensor:
         with self.precision.autocast():

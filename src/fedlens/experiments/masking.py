@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlens import params
+from fedlens import files, params
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import Parts
 from fedlens.experiments.calibration import calibrated
 from fedlens.experiments.config import Config
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import StopRequest
-from fedlens.files import cache_dir
 from fedlens.sparse import storage
 from fedlens.sparse.inspect import density_by_layer_and_kind as by_layer_and_kind
 from fedlens.sparse.kinds import maskable
@@ -87,16 +86,23 @@ def _shared(
     """The masks from the cache, or made and put there."""
     key = _key(config, parts, candidates)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    path = cache_dir() / "masks" / f"{name}.safetensors"
-    if path.exists():
-        try:
-            return storage.load(path)
-        except FedlensError as fault:
-            log.warning("%s It is made again.", fault)
-    masks, facts = calibrated(config, parts, candidates, stop)
-    told = {**key, "facts": facts}
-    storage.save(path, masks, told)
-    return masks, told
+    path = files.cache_dir() / "masks" / f"{name}.safetensors"
+
+    def find() -> tuple[Masks, dict[str, Any]] | None:
+        if path.exists():
+            try:
+                return storage.load(path)
+            except FedlensError as fault:
+                log.warning("%s It is made again.", fault)
+        return None
+
+    def make() -> tuple[Masks, dict[str, Any]]:
+        masks, facts = calibrated(config, parts, candidates, stop)
+        told = {**key, "facts": facts}
+        storage.save(path, masks, told)
+        return masks, told
+
+    return files.once(path, find=find, make=make, check=stop.check)
 
 
 def _key(config: Config, parts: Parts, candidates: Mapping[str, nn.Parameter]) -> dict[str, Any]:

@@ -89,15 +89,22 @@ def pretrain(
     return dict(model.backbone.state_dict())
 
 
-def pico_weights(*, recipe: Recipe | None = None, progress: Progress = lambda *_: None) -> Path:
-    """The file of vit_pico's weights, pretrained on first use."""
+def pico_weights(
+    *,
+    recipe: Recipe | None = None,
+    progress: Progress = lambda *_: None,
+    check: Callable[[], None] = lambda: None,
+) -> Path:
+    """The file of vit_pico's weights, pretrained on first use; `check` is called while another
+    process does."""
     recipe, row = recipe or Recipe(), backbones.find("vit_pico")
     content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(row.arguments.items()))
     digest = hashlib.sha256(repr((*content, row.mean, row.std)).encode()).hexdigest()
     path = files.cache_dir() / "weights" / f"vit_pico-{digest[:16]}.safetensors"
     pipeline = Pipeline(row.resolution, row.mean, row.std)
     build = partial(backbones.create, row)
-    cached(path, partial(pretrain, build, pipeline, recipe=recipe, progress=progress))
+    make = partial(pretrain, build, pipeline, recipe=recipe, progress=progress)
+    cached(path, make, check=check)
     return path
 
 

@@ -1,0 +1,116 @@
+"""Two processes that need the same things at the same time: each thing is made once."""
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from tests.integration.conftest import TINY
+
+from fedlens import files, params
+from fedlens.data import synthetic
+from fedlens.experiments import build, calibration
+from fedlens.experiments.compose import compose
+from fedlens.experiments.config import BackboneConfig
+from fedlens.experiments.masking import masked
+from fedlens.experiments.records import RunFolder
+from fedlens.experiments.signals import Interrupted, StopRequest
+from fedlens.models.heads import Statistics
+from fedlens.threads import limited_threads
+from fedlens.training import pretrain
+from fedlens.training.pretrain import Recipe, pico_weights
+
+WORLD = [
+    *("data=synthetic", "augment=none", "backbone=vit_pico", *TINY, "federated.clients=3"),
+    *("sparse.rounds=2", "sparse.examples=8", "data.train_per_class=2", "data.validation=0.5"),
+]
+MAKERS: dict[str, tuple[Any, str, int]] = {  # whose function, and how often it is called in all
+    "pretraining": (pretrain, "pretrain", 1),
+    "worlds": (synthetic, "_draw", 2),  # to pretrain on, and to train on
+    "batches of features": (build.Extractor, "_forward", 1),
+    "statistics": (Statistics, "of", 3),  # one for each client
+    "sensitivities": (calibration, "sensitivity", 2),  # one for each round
+}
+
+
+class Gate:
+    """Set in every worker as it starts: nobody begins before all are there."""
+
+    barrier: Barrier
+
+
+def arrive(barrier: Barrier) -> None:
+    Gate.barrier = barrier
+
+
+def counting(function: Callable[..., Any], calls: Counter[str], name: str) -> Callable[..., Any]:
+    def wrapped(*args: Any, **options: Any) -> Any:
+        calls[name] += 1
+        return function(*args, **options)
+
+    return wrapped
+
+
+def prepared(folder: Path) -> tuple[Counter[str], dict[str, str]]:
+    """All that runs share, asked for in the order of a run: what was made, and digests of it."""
+    calls: Counter[str] = Counter()
+    config = build.resolved(compose("sparse_fedavg", WORLD))
+    with pytest.MonkeyPatch.context() as patch, limited_threads(1):
+        for name, (owner, function, _) in MAKERS.items():
+            patch.setattr(owner, function, counting(getattr(owner, function), calls, name))
+        Gate.barrier.wait(timeout=120)
+        weights = pico_weights(recipe=Recipe(per_class=1))
+        parts = build.build(config, torch.device("cpu"), StopRequest())
+        parts = masked(config, parts, RunFolder(folder), StopRequest())
+    return calls, {
+        "weights": files.sha256(weights),
+        "head": params.digest(parts.model.head.state_dict()),
+        "masks": params.digest(parts.masks),
+    }
+
+
+def test_two_processes_at_once_make_everything_once_and_get_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, spawn, arrive, (spawn.Barrier(2),)) as pool:
+        (first, bits), (second, same) = pool.map(prepared, [tmp_path / "a", tmp_path / "b"])
+    assert bits == same
+    assert first + second == {name: calls for name, (_, _, calls) in MAKERS.items()}
+
+
+@pytest.mark.parametrize("kind", ["weights", "features", "statistics", "masks"])
+def test_a_stop_request_comes_through_while_another_process_is_at_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = files.cache_dir() / "synthetic"
+    world.mkdir(exist_ok=True)
+    (tmp_path / "synthetic").symlink_to(world)  # drawn once for all these
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
+    stop, acquired, waits = StopRequest(), files._acquired, Counter[str]()
+
+    def busy(lock: FileLock, patience: float) -> bool:
+        name = Path(lock.lock_file).name
+        if not name.startswith(f"{kind}-"):
+            return acquired(lock, patience)
+        waits[name] += 1
+        assert waits.total() < 5, "nobody asked whether to stop"
+        stop.name = "SIGTERM"  # it comes while waiting
+        return False
+
+    monkeypatch.setattr(files, "_acquired", busy)
+    config = build.resolved(compose("sparse_fedavg", WORLD))
+    with pytest.raises(Interrupted):
+        if kind == "weights":
+            build.weights_file(BackboneConfig(name="vit_pico"), stop)
+        parts = build.build(config, torch.device("cpu"), stop)
+        masked(config, parts, RunFolder(tmp_path / "run"), stop)
+    assert waits.total() == 2
+    assert not list(tmp_path.glob(f"{kind}/*"))
