@@ -1,7 +1,7 @@
 """Linear heads, most of them in closed form from statistics that add up over clients.
 
 Ridge with a free intercept: W = (S + λI)⁻¹ Xᵀ(Y − ȳ) and b = ȳ − W x̄, where S = Xᵀ(X − x̄).
-Hoerl & Kennard, 1970; federated: Fanì et al., 2024, https://arxiv.org/abs/2402.01862.
+Hoerl & Kennard, 1970; federated: Fanì et al., 2024, https://arxiv.org/abs/2406.01116.
 """
 
 import math

@@ -2,11 +2,13 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import is_dataclass, replace
+from typing import Any, TypeVar, get_type_hints
 
 from fedlens.errors import FedlensError
 from fedlens.experiments import compose
+from fedlens.experiments.config import Config
+from fedlens.experiments.validate import validate
 from fedlens.reporting import words
 from fedlens.reporting.arithmetic_tables import EQUATIONS, asked, outcome
 from fedlens.reporting.audit import audit
@@ -19,12 +21,16 @@ from fedlens.reporting.content import (
     Content,
     CurveSet,
     Finding,
+    Grid,
     MaskMap,
     PartitionPicture,
     Provenance,
 )
 from fedlens.reporting.curves import curve_set
-from fedlens.reporting.study import Method, Record, Run, Study, value_of
+from fedlens.reporting.study import Method, Record, Run, Settings, Study, value_of
+
+Schema = TypeVar("Schema")
+Named = TypeVar("Named", AlphaCurve, Finding, Grid, MaskMap, PartitionPicture)
 
 FACTS = {  # what the prose may say of the runs' configs
     "clients": "federated.clients",
@@ -44,23 +50,23 @@ def content(study: Study, about: About) -> Content:
     tables: list[Comparison] = []
     chapters = []
     for number, (setting, methods) in enumerate(study.settings.items()):
-        headline = six_models(methods, about.noniid)
-        found = comparisons(methods)
-        if number:  # names of files are unique over all settings
-            found = [_renamed(table, number) for table in found]
-            headline = _renamed(headline, number) if headline else None
-        mine = [*([headline] if headline else []), *found]
+        six = six_models(methods, about.noniid)
+        mine = [
+            replace(table, grid=_of_setting(number, table.grid))
+            for table in [*([six] if six else []), *comparisons(methods)]
+        ]
+        grids = [table.grid for table in mine]
         tables += mine
         chapters.append(
             Chapter(
                 setting=setting,
-                headline=headline.grid if headline else None,
-                grids=[table.grid for table in found],
+                headline=grids[0] if six else None,
+                grids=grids[1:] if six else grids,
                 curves=_curves(mine),
-                masks=_masks(methods),
-                alphas=_alphas(methods),
-                findings=_findings(methods),
-                partitions=_partitions(methods),
+                masks=[_of_setting(number, one) for one in _masks(methods)],
+                alphas=[_of_setting(number, one) for one in _alphas(methods)],
+                findings=[_of_setting(number, one) for one in _findings(methods)],
+                partitions=[_of_setting(number, one) for one in _partitions(methods)],
                 facts=_facts(methods),
             )
         )
@@ -82,8 +88,9 @@ def content(study: Study, about: About) -> Content:
     )
 
 
-def _renamed(table: Comparison, number: int) -> Comparison:
-    return replace(table, grid=replace(table.grid, name=f"{table.grid.name}-setting{number + 1}"))
+def _of_setting(number: int, one: Named) -> Named:
+    """Under a name that no other setting has, since names are those of files."""
+    return replace(one, name=f"{one.name}-setting{number + 1}") if number else one
 
 
 def _curves(tables: Iterable[Comparison]) -> list[CurveSet]:
@@ -189,7 +196,7 @@ def _partitions(methods: Iterable[Method]) -> list[PartitionPicture]:
 
 
 def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
-    """Every value found, in order; what belongs to clients or masks, of those with any alone."""
+    """Every value found, in order, of the methods that the key says anything of."""
     found: dict[str, list[Any]] = {}
     for name, key in FACTS.items():
         group = key.partition(".")[0]
@@ -197,7 +204,9 @@ def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
             method for method in methods
             if (group != "federated" or words.federated(method))
             and (group != "sparse" or words.sparse(method))
+            and (key != "sparse.rounds" or words.calibrates(method))
             and (key != "train.epochs" or not words.federated(method))
+            and (group == "data" or key == "federated.clients" or words.trains(method))
         ]  # fmt: skip
         values = {value_of(method.config, key) for method in asked_of}
         found[name] = sorted(value for value in values if value is not None)
@@ -229,6 +238,16 @@ def _provenance(run: Run, setting: str, used: bool) -> Provenance:
 def _command(run: Run) -> str:
     """The words that repeat it; of a config this version does not know, those that made it."""
     try:
-        return shlex.join(compose.command(compose.load(run.folder.config)))
-    except FedlensError:
+        config = _typed(Config, run.config)
+        validate(config)
+        return shlex.join(compose.command(config))
+    except (FedlensError, LookupError, TypeError):
         return str(run.manifest["sessions"][0]["command"])
+
+
+def _typed(schema: type[Schema], told: Settings) -> Schema:
+    """As `compose.load` would read it, many times sooner: the file was written from the schema."""
+    kinds = get_type_hints(schema)
+    return schema(
+        **{k: _typed(kinds[k], v) if is_dataclass(kinds[k]) else v for k, v in told.items()}
+    )

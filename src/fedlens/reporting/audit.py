@@ -5,23 +5,24 @@ everything that does not fit. A violation means that a number or a comparison is
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import isclose
+from statistics import fmean
 
 from fedlens.files import read_json
-from fedlens.reporting import words
+from fedlens.reporting import faults, words
 from fedlens.reporting.comparison import Comparison
 from fedlens.reporting.content import Check
 from fedlens.reporting.statistics import estimate
-from fedlens.reporting.study import Run, Study
+from fedlens.reporting.study import Method, Run, Study
 
-SAME_DENSITY = ("mask_rules", "calibration_rounds", "algorithms")
+SAME_DENSITY = ("headline", "mask_rules", "calibration_rounds", "algorithms")
 SAME_BUDGET = (
     "mask_rules", "sparsity", "calibration_rounds", "algorithms", "schedules", "local_steps",
     "heterogeneity",
 )  # fmt: skip
+TUNED_ALIKE = ("headline", *SAME_BUDGET)
 UNKNOWN = "no commit"
-CHOSEN_BY_ACCURACY = ("alpha", "compose", "merge")  # the others weigh two accuracies, or are told
 
 
 def audit(study: Study, tables: Sequence[Comparison]) -> list[Check]:
@@ -30,10 +31,10 @@ def audit(study: Study, tables: Sequence[Comparison]) -> list[Check]:
         _chosen_without_test(runs),
         _same_density([t for t in tables if t.grid.chapter in SAME_DENSITY]),
         _same_budget([t for t in tables if t.grid.chapter in SAME_BUDGET]),
-        _tuned_alike([t for t in tables if t.grid.chapter in SAME_BUDGET]),
+        _tuned_alike([t for t in tables if t.grid.chapter in TUNED_ALIKE]),
         _numbers_have_runs(tables, {run.name: run for run in runs}),
         _same_inputs(study),
-        _seeds(tables),
+        _seeds(study, tables),
         _code_on_record(study),
     ]
 
@@ -42,16 +43,12 @@ def _chosen_without_test(runs: Sequence[Run]) -> Check:
     """The choice on record is the one that validation alone makes, made again here."""
     violations, remarks, analyses = [], [], 0
     for run in runs:
-        violations += [f"{run.name}: {fault}" for fault in _faults_of_choice(run)]
+        violations += [f"{run.name}: {fault}" for fault in faults.of_choice(run)]
         if run.folder.journal("test_curve").read():
             remarks.append(f"{run.name} recorded a test curve; its choice does not use it")
         for record in run.analyses:
             analyses += 1
-            if record["kind"] not in CHOSEN_BY_ACCURACY:
-                continue
-            scores = [row["validation"]["top1"] for row in record["candidates"]]
-            if scores[record["chosen"]] != max(scores):
-                violations.append(f"{run.name}: its {record['kind']} is not the best on validation")
+            violations += [f"{run.name}: {fault}" for fault in faults.of_analysis(record)]
     return Check(
         "Nothing was chosen on test data",
         f"{len(runs)} runs and {analyses} analyses: each choice was made again from validation",
@@ -60,41 +57,25 @@ def _chosen_without_test(runs: Sequence[Run]) -> Check:
     )
 
 
-def _faults_of_choice(run: Run) -> Iterable[str]:
-    choice, unit = run.folder.choice, run.result["unit"]
-    if choice is None:
-        yield "there is no record of its choice"
-        return
-    if choice != run.result["choice"]:
-        yield "the result is of another choice than the one on record"
-    if choice["chosen_on"] not in ("validation", "last"):
-        yield f"it was chosen on {choice['chosen_on']}"
-    scores = {r[unit]: r["validation"]["top1"] for r in run.metrics if "validation" in r}
-    by_score = choice["chosen_on"] == "validation" and run.config["evaluate"]["select"] == "best"
-    if not by_score or not scores:
-        return
-    best = max(scores, key=lambda number: (scores[number], -number))
-    if best != choice["unit"]:
-        yield f"{unit} {best} was best on validation, {unit} {choice['unit']} met the test split"
-
-
 def _same_density(tables: Sequence[Comparison]) -> Check:
     """By the weights that masks let through, as counted while training."""
     violations: list[str] = []
     masks = 0
     for table in tables:
         for column in table.grid.columns:
-            counted: dict[int, list[str]] = {}
+            counted: dict[int | None, list[str]] = {}
             for (row, where), method in table.methods.items():
                 if where != column or not words.sparse(method):
                     continue
                 for run in method.runs:
                     masks += 1
                     facts = run.result["facts"]
-                    trained, total = facts["weights_trained"], facts["weights_maskable"]
+                    trained, total = facts.get("weights_trained"), facts.get("weights_maskable", 0)
                     counted.setdefault(trained, []).append(row)
                     if trained != round(method.get("sparse.density") * total):
                         violations.append(f"{run.name}: {trained} of {total} weights were trained")
+                    if run.masks and run.masks["all"]["trained"] != trained:
+                        violations.append(f"{run.name}: its mask has another count than its result")
             if len(counted) > 1:
                 said = "; ".join(f"{n}: {', '.join(dict.fromkeys(r))}" for n, r in counted.items())
                 violations.append(f"{_place(table, column)}: unequal masks ({said})")
@@ -119,6 +100,7 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
             cells += 1
             for run in method.runs:
                 spent.setdefault(_spent(run), []).append(" / ".join(filter(None, place)))
+                violations += [f"{run.name}: {fault}" for fault in faults.of_length(run)]
         if len(spent) < 2:
             continue
         steps = [budget[0] for budget in spent]
@@ -130,8 +112,9 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
             f"{s} steps × batch {b} × {c} clients: {', '.join(dict.fromkeys(where))}"
             for (s, b, c), where in spent.items()
         )
-        rounding = max(steps) - min(steps) < longest and len({b[1:] for b in spent}) == 1
-        (remarks if rounding else violations).append(f"{table.grid.title}: {said}")
+        early = any(m.get("train.early_stopping") for m in table.methods.values())
+        allowed = (early or max(steps) - min(steps) < longest) and len({b[1:] for b in spent}) == 1
+        (remarks if allowed else violations).append(f"{table.grid.title}: {said}")
     return Check(
         "Methods are compared at equal budget",
         f"{cells} methods in {len(tables)} tables, by the steps in their journals",
@@ -141,13 +124,13 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
 
 
 def _spent(run: Run) -> tuple[int, int, int]:
-    """Local steps of a client over all rounds (or epochs), batch size, clients sampled a round."""
+    """Steps of central training, or of a client over all rounds; batch size; clients a round."""
     told = run.config
-    units = sum("train" in record for record in run.metrics)
+    trained = [record for record in run.metrics if "train" in record]
     if told["federated"]["clients"] is None:
-        return units, told["train"]["batch_size"], 1
-    cohorts = {len(record["participants"]) for record in run.metrics if "participants" in record}
-    return units * told["federated"]["local_steps"], told["train"]["batch_size"], max(cohorts)
+        return sum(r.get("steps", 1) for r in trained), told["train"]["batch_size"], 1
+    cohort = max(len(record["participants"]) for record in trained)
+    return len(trained) * told["federated"]["local_steps"], told["train"]["batch_size"], cohort
 
 
 def _tuned_alike(tables: Sequence[Comparison]) -> Check:
@@ -166,15 +149,34 @@ def _tuned_alike(tables: Sequence[Comparison]) -> Check:
             choices += sum(count > 1 for count in counts.values())
             if len(set(counts.values())) > 1:
                 said = ", ".join(f"{row} {count}" for row, count in counts.items())
-                untuned = min(counts.values()) == 1
+                untuned = min(counts.values()) == 1 and grid.chapter != "headline"  # nor contrasted
                 told = f"{_place(table, column)}: candidates by row: {said}"
                 (violations if untuned else remarks).append(told)
+        for at, rivals in table.candidates.items():
+            where, best = f"{grid.title}, {' / '.join(filter(None, at))}", table.methods[at]
+            if len(rivals) > 1 and best.validation is None:
+                violations.append(f"{where}: no validation accuracy to choose {len(rivals)} by")
+            remarks += [
+                f"{where}: another of fewer seeds was better on validation in those they share"
+                for rival in rivals
+                if _better(rival, best)
+            ]
     return Check(
         "Methods were tuned alike",
         f"{len(tables)} tables; {choices} cells were chosen among several, on validation",
         violations,
         remarks,
     )
+
+
+def _better(rival: Method, best: Method) -> bool:
+    """On validation, over the seeds that both have."""
+    shared = set(rival.seeds) & set(best.seeds)
+    scores = [
+        [run.validation for run in method.runs if run.seed in shared] for method in (rival, best)
+    ]
+    first, second = ([value for value in found if value is not None] for found in scores)
+    return bool(first and second) and fmean(first) > fmean(second)
 
 
 def _numbers_have_runs(tables: Sequence[Comparison], runs: dict[str, Run]) -> Check:
@@ -191,13 +193,8 @@ def _numbers_have_runs(tables: Sequence[Comparison], runs: dict[str, Run]) -> Ch
                 again = estimate([100 * result["test"]["top1"] for result in found])
                 if not isclose(again.mean, cell.mean, rel_tol=1e-12):
                     violations.append(f"{where}: {cell.mean} is not the mean of its runs")
-                for name, count in Counter(cell.seeds).items():
-                    if count > 1:
-                        violations.append(f"{where}: seed {name} counts {count} times")
     for run in runs.values():
-        recorded = [record[run.result["unit"]] for record in run.metrics]
-        if max(recorded, default=0) != run.result["units"]:
-            violations.append(f"{run.name}: its journal does not end where its result does")
+        violations += [f"{run.name}: {fault}" for fault in faults.of_result(run)]
     return Check(
         "Every number has a run behind it",
         f"{numbers} accuracies computed again from {len(runs)} results",
@@ -221,10 +218,15 @@ def _same_inputs(study: Study) -> Check:
     )
 
 
-def _seeds(tables: Sequence[Comparison]) -> Check:
+def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
     """Contrasts are over the seeds both share; one seed decides nothing."""
-    violations, remarks, contrasts = [], [], 0
-    single = 0
+    violations, remarks, contrasts, single = [], [], 0, 0
+    for method in study.methods:
+        ends = Counter(run.result["choice"]["parameters"] for run in method.runs)
+        if len(set(method.seeds)) < len(method.seeds):
+            violations.append(f"{_names(method)} have the same seed")
+        elif words.trains(method) and len(ends) < len(method.runs):
+            violations.append(f"{_names(method)} ended in the same parameters")
     for table in tables:
         grid = table.grid
         single += sum(1 for row in grid.cells for cell in row if cell and len(cell.seeds) == 1)
@@ -250,7 +252,12 @@ def _seeds(tables: Sequence[Comparison]) -> Check:
 
 
 def _code_on_record(study: Study) -> Check:
-    """Remarks only: a changed tree makes a run hard to repeat, not wrong."""
+    """A changed tree makes a run hard to repeat, not wrong: that is remarked."""
+    violations = [
+        f"{run.name}: neither commit nor version is known"
+        for run in study.runs
+        if _commit(run) == UNKNOWN and "fedlens" not in run.manifest["sessions"][0]["versions"]
+    ]
     commits = Counter(_commit(run) for run in study.runs)
     remarks = [
         f"{count} runs come from {commit}"
@@ -266,9 +273,13 @@ def _code_on_record(study: Study) -> Check:
     return Check(
         "The code is on record",
         f"{len(study.runs)} manifests, {len(commits)} commits",
-        [],
+        violations,
         remarks,
     )
+
+
+def _names(method: Method) -> str:
+    return ", ".join(run.name for run in method.runs)
 
 
 def _commit(run: Run) -> str:

@@ -12,6 +12,7 @@ from fedlens.reporting.comparison import (
     ALGORITHM,
     CALIBRATED,
     DENSITY,
+    MASK,
     PARTITION,
     RULE,
     SCHEDULE,
@@ -20,19 +21,22 @@ from fedlens.reporting.comparison import (
     Axis,
     Comparison,
     calibration,
-    cell,
-    chosen,
     compare,
     family,
     grouped,
+    mask,
+    usual,
 )
-from fedlens.reporting.content import Grid
 from fedlens.reporting.study import Method
 
 Methods = Sequence[Method]
 
 WHOLE = Axis("", (), lambda m: "accuracy", lambda m: 0)  # one column for all
-MODELS = ("dense", "sparse")
+MODEL = Axis(
+    "", (), lambda m: f"FedAvg, {words.partition(m)}" if words.federated(m) else "central",
+    words.evenness,
+)  # fmt: skip
+SKEW = Axis("", ("partition",), lambda m: str(words.partition(m) == "IID"), words.evenness)
 ALONE = "ridge head alone"
 
 
@@ -50,40 +54,29 @@ def comparisons(methods: Methods) -> list[Comparison]:
 
 
 def six_models(methods: Methods, noniid: str = "") -> Comparison | None:
-    """Central, FedAvg on even data, FedAvg on skewed data, each dense and sparse."""
-    backbone = [m for m in methods if words.trains(m) and m.get("train.what") != "head"]
-    eligible = [m for m in backbone if not words.federated(m) or words.algorithm(m) == "FedAvg"]
-    skewed = noniid or _most_skewed(eligible)
-    rows = {"central": "central", "FedAvg, IID": "IID"}
-    if skewed:
-        rows[f"FedAvg, {skewed}"] = skewed
-    candidates = {
-        (row, column): [
-            m
-            for m in eligible
-            if words.partition(m) == where and words.sparse(m) == (column == "sparse")
-        ]
-        for row, where in rows.items()
-        for column in MODELS
-    }
-    candidates = {place: found for place, found in candidates.items() if found}
-    if not candidates:
+    """Central, FedAvg on even data, FedAvg on skewed data, each dense and sparse.
+
+    One federation, one way of central training and one mask: rows and columns say what differs.
+    """
+    backbone = [
+        m for m in methods
+        if words.trains(m) and m.get("train.what") != "head"
+        and (words.partition(m) in ("central", "IID", noniid) or not noniid)
+        and (words.algorithm(m) == "FedAvg" or not words.federated(m))
+    ]  # fmt: skip
+    alike = _one_way(backbone, MASK, SKEW)
+    shown = ("central", "IID", noniid or _most_skewed(alike))
+    here = [m for m in alike if words.partition(m) in shown]
+    masked = usual([m for m in here if words.sparse(m)], mask, words.partition)
+    dense = [m for m in here if not words.sparse(m)]
+    if not here:
         return None
-    down = [row for row in rows if any((row, column) in candidates for column in MODELS)]
-    cells = [
-        [cell(candidates[r, c]) if (r, c) in candidates else None for c in MODELS] for r in down
-    ]
-    grid = Grid(
-        name="six_models",
-        chapter="headline",
+    return compare(
+        [*dense, *masked], MODEL, MASK, name="six_models", chapter="headline",
         title="The six models of the study",
-        note="In each cell the method with the most seeds and the best validation accuracy.",
-        corner="",
-        rows=down,
-        columns=list(MODELS),
-        cells=cells,
-    )
-    return Comparison(grid, {place: chosen(found) for place, found in candidates.items()})
+        note="One federation, one way of central training and one mask: those on record in most "
+             "of these cells, then the best on validation.",
+    )  # fmt: skip
 
 
 def central(methods: Methods) -> list[Comparison]:
@@ -94,7 +87,9 @@ def central(methods: Methods) -> list[Comparison]:
     return [
         compare(
             here, label, WHOLE, name="central", chapter="central",
-            title="Central baselines", note="All training images in one place.",
+            title="Central baselines",
+            note="All training images in one place; in each row the best on validation, whatever "
+                 "its schedule, batch size and epochs.",
         )
     ]  # fmt: skip
 
@@ -108,6 +103,8 @@ def heads(methods: Methods) -> list[Comparison]:
     """Everything that leaves the backbone as it was pretrained."""
     here = [m for m in methods if m.get("train.what") == "head" or not words.trains(m)]
     here = [m for m in here if not words.federated(m) or words.algorithm(m) == "FedAvg"]
+    learned = _one_way([m for m in here if words.trains(m)], TRAINED, PARTITION)
+    here = [*(m for m in here if not words.trains(m)), *learned]
     if _values(here, TRAINED) < 2:
         return []
     return [
@@ -141,39 +138,31 @@ def local_steps(methods: Methods) -> list[Comparison]:
 def mask_rules(methods: Methods) -> list[Comparison]:
     """Rules at one density, beside dense training and the closed-form head they begin from."""
     found = []
-    drop = Axis("", ("sparse",), words.rule, words.rule)
-    for alike in grouped(_fedavg(methods), lambda m: family(m, drop, PARTITION)):
-        dense = [m for m in alike if not words.sparse(m)]
-        masked = [m for m in alike if words.sparse(m)]
-        for share in sorted({m.get("sparse.density") for m in masked}):
-            here = _calibrated_alike([m for m in masked if m.get("sparse.density") == share])
-            if _values(here, RULE) < 2:
-                continue
-            start = _heads_alone(methods, here[0])
-            found.append(
-                compare(
-                    [*dense, *here], RULE, PARTITION, name="mask_rules", chapter="mask_rules",
-                    title=f"Mask rules at density {share:g}",
-                    note=_note(here, "partition", "rule"),
-                    references=[*(["dense"] if dense else []), *([ALONE] if start else [])],
-                    everywhere=start, everywhere_label=ALONE,
-                )
-            )  # fmt: skip
-    return found
+    masked = [m for m in _fedavg(methods) if words.sparse(m)]
+    for alike in grouped(masked, lambda m: family(m, RULE, PARTITION)):
+        here = _calibrated_alike(alike)
+        if _values(here, RULE) < 2:
+            continue
+        dense, start = _dense_like(here[0], methods), _heads_alone(methods, here[0])
+        found.append(
+            compare(
+                [*dense, *here], RULE, PARTITION, name="mask_rules", chapter="mask_rules",
+                title=f"Mask rules at {words.density(here[0])}",
+                note=_note(here, "partition", "rule"),
+                references=[*(["dense"] if dense else []), *([ALONE] if start else [])],
+                everywhere=start, everywhere_label=ALONE,
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda table: table.grid.title)
 
 
 def sparsity(methods: Methods) -> list[Comparison]:
     found = []
-    drop = Axis("", ("sparse",), words.rule, words.rule)
     masked = [m for m in _fedavg(methods) if words.sparse(m)]
     for alike in grouped(masked, lambda m: family(m, DENSITY, PARTITION)):
         if _values(alike, DENSITY) < 2:
             continue
-        same = family(alike[0], drop, PARTITION)
-        dense = [
-            m for m in _fedavg(methods)
-            if not words.sparse(m) and family(m, drop, PARTITION) == same
-        ]  # fmt: skip
+        dense = _dense_like(alike[0], methods)
         found.append(
             compare(
                 [*dense, *alike], DENSITY, PARTITION, name="sparsity", chapter="sparsity",
@@ -231,6 +220,24 @@ def _values(methods: Iterable[Method], axis: Axis) -> int:
     return len({axis.label(method) for method in methods})
 
 
+def _one_way(methods: Methods, *axes: Axis) -> list[Method]:
+    """Of federated and of central methods the usual family each, along these axes."""
+    sides = ([m for m in methods if words.federated(m) is where] for where in (False, True))
+    return [
+        m for side in sides
+        for m in usual(side, lambda m: family(m, *axes), lambda m: tuple(a.label(m) for a in axes))
+    ]  # fmt: skip
+
+
+def _dense_like(like: Method, methods: Methods) -> list[Method]:
+    """Methods that train every weight and agree with `like` in all else."""
+    same = family(like, MASK, PARTITION)
+    return [
+        m for m in _fedavg(methods)
+        if not words.sparse(m) and family(m, MASK, PARTITION) == same
+    ]  # fmt: skip
+
+
 def _most_skewed(methods: Methods) -> str:
     """The partition with both a dense and a sparse model if there is one, else any but IID."""
     skewed = [m for m in methods if words.partition(m) not in ("central", "IID")]
@@ -258,6 +265,7 @@ def _heads_alone(methods: Methods, like: Method) -> list[Method]:
     return [
         m for m in methods
         if words.federated(m) and not words.trains(m) and m.get("head.name") == "ridge"
+        and m.get("head.ridge_lambda") == like.get("head.ridge_lambda")
     ]  # fmt: skip
 
 

@@ -2,11 +2,13 @@
 
 Learning rate and weight decay are free, since every method needs its own: where a cell has several
 candidates, the one with the most seeds, then the best mean validation accuracy, stands for it.
+Differences are corrected for all that a table asks.
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fedlens.reporting import words
@@ -14,11 +16,14 @@ from fedlens.reporting.content import Cell, Contrast, Grid
 from fedlens.reporting.statistics import difference, holm
 from fedlens.reporting.study import Method, identity
 
+Place = tuple[str, str]  # row, column
+
 TUNED = ("train.lr", "train.weight_decay")
-INCIDENTAL = (  # names, and what is looked at on the way: they decide nothing that is compared
-    "experiment", "evaluate", "federated.keep_updates", "federated.rounds",
-    "federated.local_step_budget",
+INCIDENTAL = (  # names, what is looked at on the way, and the budget, which is compared as such
+    "experiment", "evaluate.every", "evaluate.batch_size", "evaluate.test", "evaluate.test_curve",
+    "federated.keep_updates", "federated.rounds", "federated.local_step_budget",
 )  # fmt: skip
+RELEVANT = {"classes": "classes_per_client", "dirichlet": "alpha", "quantity": "sigma"}
 CALIBRATION = (
     "method", "rounds", "soft", "labels", "target", "source", "voting", "clients", "examples",
     "passes", "micro_batch",
@@ -45,7 +50,11 @@ STEPS = Axis(
     lambda m: f"J={m.get('federated.local_steps')}",
     lambda m: m.get("federated.local_steps"),
 )  # fmt: skip
-RULE = Axis("trained weights", ("sparse",), words.rule, lambda m: RULES.index(words.rule(m)))
+RULE = Axis(
+    "trained weights", ("sparse.rule", *(f"sparse.{key}" for key in CALIBRATION)),
+    words.rule, lambda m: RULES.index(words.rule(m)),
+)  # fmt: skip
+MASK = Axis("model", ("sparse",), words.kind, words.kind)
 DENSITY = Axis(
     "trained share", ("sparse.density",), words.density, lambda m: -(m.get("sparse.density") or 2.0)
 )
@@ -60,29 +69,27 @@ ALGORITHM = Axis(
     lambda m: (words.algorithm(m) != "FedAvg", words.algorithm(m)),
 )  # fmt: skip
 TRAINED = Axis(
-    "trained",
-    ("train.what", "head", "federated.local_steps", "federated.clients", "federated.participation"),
-    words.trained,
+    "trained", ("train.what", "head"), words.trained,
     lambda m: (words.trains(m), words.trained(m)),
-)
+)  # fmt: skip
 
 
 def family(method: Method, *axes: Axis) -> str:
     """Equal for methods that differ along these axes alone, and in what is tuned."""
-    told = method.config
-    idle = [f"sparse.{key}" for key in CALIBRATION] if not _calibrates(method) else []
-    if not words.sparse(method):
-        idle.append("sparse")
-    if not words.federated(method):
-        idle += ["federated", "partition", "algorithm"]
-    else:
-        idle.append("train.epochs")
-        relevant = {"classes": "classes_per_client", "dirichlet": "alpha", "quantity": "sigma"}
-        kept = relevant.get(told["partition"]["name"])
-        idle += [f"partition.{key}" for key in relevant.values() if key != kept]
     varied = [key for axis in axes for key in axis.keys]
-    same = json.loads(identity(told, [*TUNED, *INCIDENTAL, *idle, *varied]))
-    return json.dumps([same, _budget(method)], sort_keys=True)
+    same = identity(method.config, [*TUNED, *INCIDENTAL, *_idle(method), *varied])
+    return json.dumps([same, _budget(method)])
+
+
+def _idle(method: Method) -> list[str]:
+    """Keys that say nothing of this method."""
+    found = [] if words.calibrates(method) else [f"sparse.{key}" for key in CALIBRATION]
+    if not words.sparse(method):
+        found.append("sparse")
+    if not words.federated(method):
+        return [*found, "federated", "partition", "algorithm"]
+    kept = RELEVANT.get(method.get("partition.name"))
+    return [*found, "train.epochs", *(f"partition.{k}" for k in RELEVANT.values() if k != kept)]
 
 
 def grouped(methods: Iterable[Method], key: Callable[[Method], Hashable]) -> list[list[Method]]:
@@ -96,6 +103,24 @@ def grouped(methods: Iterable[Method], key: Callable[[Method], Hashable]) -> lis
 def chosen(candidates: Sequence[Method]) -> Method:
     """By the number of seeds, then on validation; never by test accuracy."""
     return max(candidates, key=lambda m: (len(m.runs), m.validation or 0.0, identity(m.config)))
+
+
+def usual(
+    methods: Iterable[Method],
+    key: Callable[[Method], Hashable],
+    place: Callable[[Method], Hashable],
+) -> list[Method]:
+    """Of groups with the same key the one in most places, then in most runs, then the best.
+
+    So what differs in more than a table says stays out of it; 'best' is on validation.
+    """
+
+    def weight(alike: list[Method]) -> tuple[int, int, float, str]:
+        runs = sum(len(method.runs) for method in alike)
+        best = max(method.validation or 0.0 for method in alike)
+        return len(set(map(place, alike))), runs, best, min(identity(m.config) for m in alike)
+
+    return max(grouped(methods, key), key=weight, default=[])
 
 
 def cell(candidates: Sequence[Method]) -> Cell:
@@ -118,10 +143,14 @@ def cell(candidates: Sequence[Method]) -> Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table and the methods in its cells."""
+    """A table, and by row and column the methods that each cell was chosen among."""
 
     grid: Grid
-    methods: dict[tuple[str, str], Method]
+    candidates: Mapping[Place, Sequence[Method]]
+
+    @cached_property
+    def methods(self) -> dict[Place, Method]:
+        return {place: chosen(found) for place, found in self.candidates.items()}
 
 
 def compare(
@@ -143,7 +172,7 @@ def compare(
     """
     down = list(dict.fromkeys(rows.label(m) for m in sorted(methods, key=rows.order)))
     across = list(dict.fromkeys(columns.label(m) for m in sorted(methods, key=columns.order)))
-    candidates: dict[tuple[str, str], list[Method]] = {}
+    candidates: dict[Place, list[Method]] = {}
     for method in methods:
         candidates.setdefault((rows.label(method), columns.label(method)), []).append(method)
     if everywhere:
@@ -154,55 +183,55 @@ def compare(
     cells = [
         [cell(found) if (found := candidates.get((r, c))) else None for c in across] for r in down
     ]
-    picked = {place: chosen(found) for place, found in candidates.items()}
-    contrasts = [
-        contrast
-        for against in references
-        for label in across
-        for contrast in _contrasts(picked, down, against, label)
-    ]
-    grid = Grid(name, chapter, title, note, rows.name, down, across, cells, contrasts)
-    return Comparison(grid, picked)
+    grid = Grid(name, chapter, title, note, rows.name, down, across, cells)
+    places = [(r, c) for r in down for c in across if (r, c) in candidates]
+    table = Comparison(grid, {place: candidates[place] for place in places})
+    contrasts = _contrasts(table.methods, down, across, references)
+    return replace(table, grid=replace(grid, contrasts=contrasts))
 
 
 def _contrasts(
-    picked: dict[tuple[str, str], Method], rows: Sequence[str], against: str, column: str
+    methods: Mapping[Place, Method],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    references: Sequence[str],
 ) -> list[Contrast]:
-    """Every row of a column minus `against`, corrected for how many they are."""
-    base = picked.get((against, column))
-    if base is None:
-        return []
+    """Every row minus each reference, column by column; of two references only the second's."""
     found = {
-        row: delta
+        (row, against, column): delta
+        for number, against in enumerate(references)
+        for column in columns
         for row in rows
-        if row != against and (method := picked.get((row, column)))
+        if row != against and row not in references[:number]
+        and (method := methods.get((row, column))) and (base := methods.get((against, column)))
         and (delta := difference(method.by_seed(), base.by_seed()))
     }  # fmt: skip
-    corrected = holm({row: delta.p for row, delta in found.items() if delta.p is not None})
+    corrected = holm({asked: delta.p for asked, delta in found.items() if delta.p is not None})
     return [
         Contrast(
-            row=row,
-            against=against,
-            column=column,
+            *asked,
             mean=delta.estimate.mean,
             half=delta.estimate.half,
             count=delta.estimate.count,
             p=delta.p,
-            corrected=corrected.get(row),
+            corrected=corrected.get(asked),
         )
-        for row, delta in found.items()
+        for asked, delta in found.items()
     ]
 
 
 def calibration(method: Method) -> str:
     """How the mask was found, but for its rule and density; '' where it was not calibrated."""
-    if not _calibrates(method):
+    if not words.calibrates(method):
         return ""
     return json.dumps({key: method.get(f"sparse.{key}") for key in CALIBRATION})
 
 
-def _calibrates(method: Method) -> bool:
-    return words.sparse(method) and str(method.get("sparse.rule")).endswith("sensitive")
+def mask(method: Method) -> str:
+    """All that decides which weights are trained."""
+    told = method.config["sparse"]
+    apart = {key: value for key, value in told.items() if key not in CALIBRATION}
+    return json.dumps([apart, calibration(method)], sort_keys=True)
 
 
 def _budget(method: Method) -> object:

@@ -53,7 +53,7 @@ class Contrast:
     half: float | None
     count: int
     p: float | None
-    corrected: float | None  # by Holm's method over the column's contrasts
+    corrected: float | None  # by Holm's method over the table's contrasts
 
 
 @dataclass(frozen=True)

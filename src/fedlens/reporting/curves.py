@@ -1,12 +1,13 @@
 """Learning curves over seeds: validation accuracy, and what clients did to each other, by round."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from fedlens.reporting import words
 from fedlens.reporting.comparison import Comparison
 from fedlens.reporting.content import Curve, CurveSet, Observation
 from fedlens.reporting.statistics import estimate
-from fedlens.reporting.study import Method, Record, Run
+from fedlens.reporting.study import Method, Record, Run, megabytes
 
 POINTS = 150  # of a curve at most: more are thinner than a line
 OBSERVED = ("drift", "cosine", "sign_agreement")
@@ -16,7 +17,7 @@ def curve_set(comparison: Comparison) -> CurveSet | None:
     """The curves of a table's methods; None where nothing was trained."""
     grid = comparison.grid
     named = {
-        _label(grid.rows, grid.columns, place): method
+        cell_label(grid.rows, grid.columns, place): method
         for place, method in comparison.methods.items()
         if words.trains(method)
     }
@@ -45,13 +46,13 @@ def curve(label: str, method: Method) -> Curve:
     ]
     units = _thinned(sorted(set.intersection(*(set(values) for values in seen))))
     found = [estimate([values[number] for values in seen]) for number in units]
-    sent, each = _sent(method.runs[0]), _steps(method)
+    sent, each = [_sent(run) for run in method.runs], _steps(method)
     return Curve(
         label=label,
         runs=[run.name for run in method.runs],
         unit=units,
         steps=[number * each for number in units] if each else [],
-        megabytes=[sent[number] for number in units] if sent else [],
+        megabytes=[fmean(run[number] for run in sent) for number in units if all(sent)],
         mean=[value.mean for value in found],
         half=[value.half for value in found],
     )
@@ -83,7 +84,7 @@ def _mean(records: Sequence[Record], name: str) -> float | None:
     return sum(known) / len(known) if len(known) == len(found) else None
 
 
-def _label(rows: Sequence[str], columns: Sequence[str], place: tuple[str, str]) -> str:
+def cell_label(rows: Sequence[str], columns: Sequence[str], place: tuple[str, str]) -> str:
     """As few words as tell the cells of the table apart."""
     row, column = place
     said = [row if len(rows) > 1 else "", column if len(columns) > 1 else ""]
@@ -103,11 +104,11 @@ def _steps(method: Method) -> int | None:
 
 
 def _sent(run: Run) -> dict[int, float]:
-    """Round → megabytes sent so far, both ways."""
-    total, found = 0.0, {}
+    """Round → megabytes sent so far, both ways; empty for central training."""
+    total, found = run.megabytes_before, {}
     for record in run.metrics:
         if "round" in record:
-            total += (record.get("bytes_up", 0) + record.get("bytes_down", 0)) / 1e6
+            total += megabytes(record)
             found[record["round"]] = total
     return found
 

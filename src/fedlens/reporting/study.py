@@ -8,19 +8,25 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import CIRCUMSTANCES, Config
+from fedlens.experiments.config import CIRCUMSTANCES, Config, DataConfig
 from fedlens.experiments.records import RunFolder, find_run, runs
 from fedlens.files import read_json
 from fedlens.reporting.statistics import Estimate, estimate
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, in C where PyYAML has it
+NEEDED = {  # what a report cannot do without
+    "manifest": ("inputs", "sessions"),
+    "result": ("seed", "unit", "units", "choice", "validation", "facts"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,16 @@ class Run:
 
     @property
     def megabytes(self) -> float | None:
-        """Sent in all rounds, both ways; None where nothing travels."""
-        if not any("bytes_up" in record for record in self.metrics):
+        """Sent before and in all rounds, both ways; None where there are no clients."""
+        if self.config["federated"]["clients"] is None:
             return None
-        sent = [int(r.get("bytes_up", 0)) + int(r.get("bytes_down", 0)) for r in self.metrics]
-        return sum(sent) / 1e6
+        return self.megabytes_before + sum(megabytes(record) for record in self.metrics)
+
+    @property
+    def megabytes_before(self) -> float:
+        """What clients sent before the first round, for a head or a mask."""
+        facts = self.result["facts"].items()
+        return sum(float(value) for name, value in facts if name.endswith("_bytes_up")) / 1e6
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,12 @@ class Study:
 
 def read(places: Iterable[Path]) -> Study:
     """Every run that a path names or holds; those without a test result are only counted."""
-    folders = {folder.name: folder for place in places for folder in _folders(place)}
+    folders: dict[str, RunFolder] = {}
+    for folder in (RunFolder(found.path.resolve()) for at in places for found in _folders(at)):
+        other = folders.setdefault(folder.name, folder)
+        if other != folder:
+            both = " and ".join(sorted((str(other.path), str(folder.path))))
+            raise FedlensError(f"{both} are the same run twice: leave one of them out.")
     unfinished: dict[str, str] = {}
     found: list[Run] = []
     for name, folder in sorted(folders.items()):
@@ -145,12 +161,12 @@ def read(places: Iterable[Path]) -> Study:
 def setting(config: Settings) -> str:
     """The data and the backbone: what must agree before two numbers are compared."""
     data, backbone = config["data"], config["backbone"]
-    few = data.get("train_per_class")
-    cut = data.get("test_per_class")
+    few, cut, held = data["train_per_class"], data["test_per_class"], data["validation"]
     words = [
         data["name"],
         *([f"{few} images a class"] if few else []),
         *([f"{cut} test images a class"] if cut else []),
+        *([f"validation {held:g}"] if held != DataConfig.validation else []),
         f"{backbone['name']} at {backbone['resolution']} px",
         *([] if backbone["pretrained"] else ["from scratch"]),
     ]
@@ -159,14 +175,10 @@ def setting(config: Settings) -> str:
 
 def identity(config: Settings, without: Iterable[str] = ()) -> str:
     """What decides a result, but for the seed and the dotted keys left out."""
-    kept = json.loads(json.dumps(config))
-    for key in (*CIRCUMSTANCES, "seed", *without):
-        *path, last = key.split(".")
-        branch = kept
-        for step in path:
-            branch = branch.get(step, {})
-        branch.pop(last, None)
-    return json.dumps(kept, sort_keys=True)
+    backbone = config["backbone"]
+    named = PurePath(backbone["weights"] or "").name  # the same file may lie elsewhere
+    movable = {**config, "backbone": {**backbone, "weights": named}}
+    return json.dumps(_pruned(movable, {*CIRCUMSTANCES, "seed", *without}), sort_keys=True)
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
@@ -174,6 +186,19 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
     for step in key.split("."):
         found = found[step]
     return found
+
+
+def megabytes(record: Record) -> float:
+    """Sent in a round, both ways."""
+    return float(record.get("bytes_up", 0) + record.get("bytes_down", 0)) / 1e6
+
+
+def _pruned(tree: Settings, left_out: set[str], prefix: str = "") -> Settings:
+    return {
+        key: _pruned(value, left_out, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if prefix + key not in left_out
+    }
 
 
 def _folders(place: Path) -> list[RunFolder]:
@@ -188,14 +213,25 @@ def _folders(place: Path) -> list[RunFolder]:
 
 def _read(folder: RunFolder, result: Record) -> Run:
     try:
-        told = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        told = yaml.load(folder.config.read_text(encoding="utf-8"), LOADER)
         config = _filled(told, asdict(Config()))  # a key that is younger than the run
-        manifest = folder.manifest or {}
-        run = Run(folder, config, manifest, result, folder.journal("metrics").read())
-        _ = setting(config), run.test, run.seed  # what every report needs
+        manifest, metrics = folder.manifest, folder.journal("metrics").read()
+        _refuse_parts({"manifest": manifest, "result": result}, metrics)
+        run = Run(folder, config, manifest or {}, result, metrics)
+        _ = setting(config), run.test, run.seed, run.manifest["sessions"][0]
         return run
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise FedlensError(f"{folder.path} is not a whole run ({error}): leave it out.") from error
+
+
+def _refuse_parts(files: Mapping[str, Record | None], metrics: list[Record]) -> None:
+    for name, found in files.items():
+        if found is None:
+            raise ValueError(f"there is no {name}.json")
+        if lacking := [key for key in NEEDED[name] if key not in found]:
+            raise ValueError(f"{name}.json lacks {', '.join(lacking)}")
+    if not metrics:
+        raise ValueError("metrics.jsonl has no record")
 
 
 def _filled(told: Settings, defaults: Settings) -> Settings:

@@ -28,11 +28,12 @@ def partition(method: Method) -> str:
     if not federated(method):
         return "central"
     told = method.config["partition"]
+    least = f", at least {told['min_size']} each" if told["min_size"] > 1 else ""
     return {
         "iid": "IID",
         "classes": f"Nc={told['classes_per_client']}",
-        "dirichlet": f"Dirichlet {told['alpha']:g}",
-        "quantity": f"sizes σ={told['sigma']:g}",
+        "dirichlet": f"Dirichlet {told['alpha']:g}{least}",
+        "quantity": f"sizes σ={told['sigma']:g}{least}",
     }[told["name"]]
 
 
@@ -51,6 +52,15 @@ def evenness(method: Method) -> tuple[int, float]:
 
 def sparse(method: Method) -> bool:
     return method.get("sparse.density") is not None
+
+
+def kind(method: Method) -> str:
+    return "sparse" if sparse(method) else "dense"
+
+
+def calibrates(method: Method) -> bool:
+    """Whether its mask needs examples; magnitudes and chance do not."""
+    return sparse(method) and str(method.get("sparse.rule")).endswith("sensitive")
 
 
 def rule(method: Method) -> str:

@@ -1,0 +1,235 @@
+"""Tiny run folders on disk, written from the formats that runs write: no model, no training."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedlens.experiments.config import Config, rounds, unit
+from fedlens.reporting.study import Method, Study, read
+
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+MASKABLE = 1000
+MEGABYTE = 1_000_000
+SMALL = {  # two rounds of four local steps with two of ten clients
+    "experiment": "quickstart_fedavg",
+    "data.name": "synthetic",
+    "backbone.name": "vit_pico",
+    "backbone.resolution": 32,
+    "federated.clients": 10,
+    "federated.participation": 0.2,
+    "federated.local_steps": 4,
+    "federated.local_step_budget": 8,
+    "train.epochs": 2,
+}
+CENTRAL = {"federated.clients": None, "experiment": "quickstart"}
+RIDGE = {"head.name": "ridge", "head.freeze": True}
+ALONE = {**RIDGE, "train.what": "head", "experiment": "federated_ridge"}
+NONIID = {"partition.name": "classes", "partition.classes_per_client": 1}
+
+
+def masked(rule: str = "least_sensitive", density: float = 0.1) -> dict[str, Any]:
+    return {"sparse.rule": rule, "sparse.density": density}
+
+
+def config_of(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The small config with dotted keys changed."""
+    made = asdict(Config())
+    for key, value in {**SMALL, **(changes or {})}.items():
+        put(made, key, value)
+    return made
+
+
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for step in path:
+        tree = tree[step]
+    tree[last] = value
+
+
+def write_run(
+    root: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    test: float = 0.5,
+    validation: float | Sequence[float] = 0.5,
+    trains: bool = True,
+    name: str = "",
+) -> Path:
+    """`validation` by epoch or round, or that of the last, which is then the best."""
+    config = config_of({**(changes or {}), "seed": seed})
+    plan = _typed(config)
+    counted = unit(plan)
+    units = 0 if not trains else rounds(plan) if counted == "round" else config["train"]["epochs"]
+    told = json.dumps(config, sort_keys=True)
+    name = name or f"run_s{seed}_{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    scores = _scores(validation, units)
+    best = max(scores, key=lambda number: (scores[number], -number))
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.dump(config, Dumper=DUMPER), encoding="utf-8")
+    what = _what(config, counted)
+    mask = config["sparse"]["density"]
+    dump(folder / "manifest.json", {
+        "name": name, **what,
+        "inputs": {"data": "d" * 8, "weights": "w" * 8},
+        "sessions": [{
+            "command": "fedlens run it", "git": "c" * 8, "device": "cpu", "threads": 1,
+            "versions": {"fedlens": "0.1.0", "torch": "2", "timm": "1"},
+        }],
+        **({"masks": f"{config['sparse']['rule']}-{mask}-{seed}"} if mask else {}),
+    })  # fmt: skip
+    metrics = [_metrics(config, counted, number, score) for number, score in scores.items()]
+    write_journal(folder, metrics)
+    choice = {"parameters": f"digest of {name}", "chosen_on": "validation", "unit": best}
+    dump(folder / "choice.json", choice)
+    dump(folder / "result.json", {
+        **what, "choice": choice, "units": units,
+        "validation": next(r["validation"] for r in metrics if r[counted] == best),
+        "test": {"loss": 1.0, "top1": test, "per_class": [test] * 10, "count": 10_000},
+        "facts": _facts(config, mask),
+    })  # fmt: skip
+    if counted == "round":
+        summary = {"sizes": {"min": 1.0, "mean": 1.0, "max": 1.0}}
+        statistics = {"clients": 10, "samples": 100, "summary": summary}
+        dump(folder / "partition.json", {**config["partition"], "statistics": statistics})
+    if mask:
+        dump(folder / "masks.json", _mask(mask))
+    return folder
+
+
+def write_alpha(run: Path, chosen: int = 1) -> Path:
+    """α = 0, 1, 2 came to 40, 60 and 50 % on validation."""
+    result = load(run / "result.json")
+    rows = [
+        {"alpha": float(alpha), "validation": {"loss": 1.0, "top1": top1}}
+        for alpha, top1 in enumerate((0.4, 0.6, 0.5))
+    ]
+    as_trained = {"unit": result["units"], "validation": rows[1]["validation"]}
+    path = run / "arithmetic" / "alpha-pretrained" / "record.json"
+    path.parent.mkdir(parents=True)
+    dump(path, {
+        "kind": "alpha", "base": "pretrained", "norm": 1.5, "run": run.name, "candidates": rows,
+        "chosen": chosen, "choice": {**result["choice"], "chosen_on": "validation"},
+        "test": {"loss": 1.0, "top1": 0.61}, "barrier": 0.0,
+        "as_trained": {**as_trained, "test": result["test"]},
+    })  # fmt: skip
+    return path
+
+
+def study_of(root: Path) -> Study:
+    return read([root])
+
+
+def methods_of(root: Path) -> list[Method]:
+    return study_of(root).methods
+
+
+def load(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def dump(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def edit(path: Path, key: str, value: Any) -> None:
+    """Falsifies one dotted key of a JSON file."""
+    found = load(path)
+    put(found, key, value)
+    dump(path, found)
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write_journal(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+
+
+def _typed(config: Mapping[str, Any]) -> Config:
+    made = Config()
+    made.federated.clients = config["federated"]["clients"]
+    made.federated.rounds = config["federated"]["rounds"]
+    made.federated.local_steps = config["federated"]["local_steps"]
+    made.federated.local_step_budget = config["federated"]["local_step_budget"]
+    return made
+
+
+def _scores(validation: float | Sequence[float], units: int) -> dict[int, float]:
+    if not units:
+        assert isinstance(validation, float)
+        return {0: validation}
+    if isinstance(validation, float):
+        return {n: validation - 0.01 * (units - n) for n in range(1, units + 1)}
+    assert len(validation) == units
+    return dict(enumerate(validation, start=1))
+
+
+def _what(config: Mapping[str, Any], counted: str) -> dict[str, Any]:
+    said = {
+        "data": config["data"]["name"],
+        "backbone": config["backbone"]["name"],
+        "resolution": config["backbone"]["resolution"],
+        "seed": config["seed"],
+        "unit": counted,
+    }
+    if config["sparse"]["density"]:
+        said |= {"density": config["sparse"]["density"], "mask_rule": config["sparse"]["rule"]}
+    if counted == "round":
+        said |= {
+            "clients": config["federated"]["clients"],
+            "local_steps": config["federated"]["local_steps"],
+            "algorithm": config["algorithm"]["name"],
+            "partition": config["partition"],
+        }
+    return said
+
+
+def _metrics(config: Mapping[str, Any], counted: str, number: int, score: float) -> dict[str, Any]:
+    found: dict[str, Any] = {counted: number, "validation": {"loss": 1.0, "top1": score}}
+    if number and counted == "epoch":
+        found |= {"steps": 7, "train": {"loss": 1.0, "accuracy": 0.5}}
+    elif number:
+        cohort = round(config["federated"]["clients"] * config["federated"]["participation"])
+        found |= {
+            "participants": list(range(cohort)), "train": {"loss": 1.0, "accuracy": 0.5},
+            "bytes_down": 2 * MEGABYTE, "bytes_up": MEGABYTE,
+            "drift": float(number), "cosine": 0.5, "sign_agreement": None,
+        }  # fmt: skip
+    return found
+
+
+def _facts(config: Mapping[str, Any], mask: float | None) -> dict[str, Any]:
+    ridge = config["head"]["name"] == "ridge" and config["federated"]["clients"]
+    return {
+        **({"statistics_bytes_up": 5 * MEGABYTE} if ridge else {}),
+        **({"weights_trained": round(mask * MASKABLE), "weights_maskable": MASKABLE}
+           if mask else {}),
+    }  # fmt: skip
+
+
+def _mask(density: float) -> dict[str, Any]:
+    entry = {"trained": round(density * MASKABLE), "total": MASKABLE, "density": density}
+    return {
+        "all": entry,
+        "layers": {"block 0": entry, "block 1": entry},
+        "kinds": {"q": entry, "mlp": entry},
+        "table": {"block 0": {"q": entry}, "block 1": {"mlp": entry}},
+    }
+
+
+def value_at(tree: Mapping[str, Any], key: str) -> Any:
+    found: Any = tree
+    for step in key.split("."):
+        found = found[step]
+    return found
