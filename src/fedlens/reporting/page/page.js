@@ -1,0 +1,116 @@
+// Tabs, the setting, choosers, where numbers come from, copying, filtering.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+  function show(tab) {
+    for (const other of tabs) {
+      const on = other === tab;
+      other.setAttribute("aria-selected", on);
+      other.tabIndex = on ? 0 : -1;
+      document.getElementById(other.getAttribute("aria-controls")).classList.toggle("away", !on);
+    }
+    const everywhere = ["audit", "runs"].includes(name(tab)); // these are of all settings
+    document.querySelector(".switch")?.classList.toggle("away", everywhere);
+    tab.scrollIntoView({ block: "nearest", inline: "center" });
+  }
+  const name = (tab) => tab.id.replace("tab-", "");
+
+  // The address names a tab, or something within one.
+  function follow() {
+    const wanted = location.hash.slice(1);
+    const inside = wanted && document.getElementById(wanted);
+    const panel = inside && inside.closest("[role=tabpanel]");
+    show(tabs.find((tab) => name(tab) === wanted || tab.getAttribute("aria-controls") === panel?.id) ?? tabs[0]);
+    if (!panel) return;
+    const part = inside.closest("[data-setting]");
+    if (setting && part) { setting.value = part.dataset.setting; choose(); }
+    inside.scrollIntoView();
+  }
+
+  function open(tab) {
+    const bar = document.querySelector(".bar"), top = bar.previousElementSibling.offsetHeight;
+    if (window.scrollY > top) window.scrollTo(0, top);
+    show(tab);
+    location.hash = name(tab);
+  }
+  for (const tab of tabs) {
+    tab.addEventListener("click", () => open(tab));
+    tab.addEventListener("keydown", (event) => {
+      const now = tabs.indexOf(tab), last = tabs.length - 1;
+      const next = { ArrowLeft: now ? now - 1 : last, ArrowRight: now < last ? now + 1 : 0, Home: 0, End: last }[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      open(tabs[next]);
+      tabs[next].focus();
+    });
+  }
+  window.addEventListener("hashchange", follow);
+
+  const setting = document.getElementById("setting");
+  const choose = () => all("[data-setting]").forEach((part) =>
+    part.classList.toggle("away", part.dataset.setting !== setting.value));
+  if (setting) { setting.addEventListener("change", choose); choose(); }
+
+  for (const select of all("[data-choose]")) {
+    const parts = [...document.querySelector(`[data-choices="${select.dataset.choose}"]`).children];
+    const pick = () => parts.forEach((part, i) =>
+      part.classList.toggle("away", select.value !== "all" && Number(select.value) !== i));
+    select.addEventListener("change", pick);
+    pick();
+  }
+
+  for (const figure of all("[data-draw]")) {
+    const { draw, chapter, index, part } = figure.dataset;
+    DRAWINGS[draw](figure, data[chapter], index, part);
+  }
+
+  const grids = new Map(data.flatMap((chapter) => [chapter.headline, ...chapter.grids]).filter(Boolean).map((grid) => [grid.name, grid]));
+  function tell(button) {
+    const [row, column] = button.dataset.cell.split(" ");
+    const grid = grids.get(button.closest("[data-grid]").dataset.grid), cell = grid.cells[row][column];
+    const said = [
+      cell.lr === null ? "" : `learning rate ${short(cell.lr)}`,
+      cell.candidates > 1 ? `chosen among ${cell.candidates} on validation` : "",
+      cell.validation === null ? "" : `validation ${fixed(cell.validation)}`,
+      cell.deviation === null ? "1 seed, no interval" : `sample deviation ${fixed(cell.deviation)}`,
+      cell.megabytes === null ? "" : `${short(cell.megabytes)} MB sent`,
+    ].filter(Boolean).join(" · ");
+    all(`[data-about="${grid.name}"]`).forEach((about) => about.replaceChildren(
+      html("b", {}, `${grid.rows[row]}, ${grid.columns[column]}: ${within(cell.mean, cell.half)}`),
+      html("span", {}, cell.method), html("span", {}, said), ...cell.runs.map((run) => html("code", {}, run))));
+    all(".number.told", button.closest("table")).forEach((other) => other.classList.remove("told"));
+    button.classList.add("told");
+  }
+  for (const button of all(".number")) {
+    for (const happening of ["pointerenter", "focus", "click"]) button.addEventListener(happening, () => tell(button));
+  }
+
+  for (const button of all(".copy")) {
+    button.addEventListener("click", async () => {
+      const text = button.parentElement.querySelector("code");
+      try {
+        await navigator.clipboard.writeText(text.textContent);
+        button.textContent = "copied";
+      } catch { // a browser that forbids it: the reader copies what is selected
+        getSelection().selectAllChildren(text);
+        button.textContent = "selected";
+      }
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    });
+  }
+
+  const filter = document.getElementById("filter"), made = all(".made");
+  filter.addEventListener("input", () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const kept = made.filter((run) => {
+      const text = run.textContent.toLowerCase(), keep = words.every((word) => text.includes(word));
+      run.classList.toggle("away", !keep);
+      return keep;
+    });
+    document.getElementById("filtered").textContent = `${kept.length} of ${counted(made.length, "run")}`;
+  });
+
+  follow();
+})();
