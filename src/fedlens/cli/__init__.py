@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fedlens.cli import arithmetic, data, masks, runs, weights
+from fedlens.cli import arithmetic, data, masks, report, runs, suites, tune, weights
 from fedlens.cli.shared import PLAIN
 from fedlens.errors import FedlensError
 from fedlens.experiments.logs import logging_to
@@ -19,13 +19,16 @@ INTERRUPTED = 75  # EX_TEMPFAIL: run the resume command and it goes on
 
 app = typer.Typer(
     help="Federated learning under the lens of task arithmetic.",
-    epilog="Start with `fedlens run quickstart`: no download, a few minutes on a laptop.",
+    epilog="Start with `fedlens suite quick`: no download, minutes on a laptop.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 app.add_typer(runs.app)  # without a name: its commands stand at the top
+app.add_typer(suites.app)
+app.add_typer(tune.app)
+app.add_typer(report.app)
 app.add_typer(arithmetic.app, name="arithmetic")
 app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")

@@ -1,12 +1,10 @@
-"""`fedlens run`, `resume`, `suite`, `ls`, `show` and `config`: make runs and look at them."""
+"""`fedlens run`, `resume`, `ls`, `show` and `config`: make runs and look at them."""
 
 from typing import Annotated
 
 import typer
 
-from fedlens.cli.arithmetic import alpha
-from fedlens.cli.shared import PLAIN, RUNS, Overrides, Root, RunName, out
-from fedlens.errors import FedlensError
+from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
 from fedlens.experiments.records import RunFolder, find_run, runs
 
 app = typer.Typer()
@@ -14,7 +12,9 @@ app = typer.Typer()
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="A name from `fedlens config`.")],
+    experiment: Annotated[
+        str, typer.Argument(help="A name from `fedlens config`, or a YAML file.")
+    ],
     overrides: Overrides = None,
 ) -> None:
     """Run an experiment; the same command continues a run that was interrupted.
@@ -45,43 +45,6 @@ def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> No
 
 
 @app.command()
-def suite(
-    which: Annotated[
-        str | None,
-        typer.Argument(metavar="[SUITE]", help="Its name, or a YAML file; without it, list all."),
-    ] = None,
-    overrides: Overrides = None,
-) -> None:
-    """Run a table of runs; what is finished is skipped, what was interrupted goes on.
-
-    Example: `fedlens suite heterogeneity train=head augment=none backbone=vit_tiny`
-    """
-    from fedlens.experiments import suite as table
-
-    if which is None:
-        for entry in table.suites():
-            out.print(f"[bold]{entry.name}[/bold]")
-            out.print(entry.documentation + "\n", **PLAIN)
-        return
-    chosen = table.find(which)
-    cells = chosen.cells(overrides or [])
-    from fedlens.experiments.run import start
-    from fedlens.reporting.console import suite_table
-
-    outcomes = []
-    for outcome in table.play(cells, start):
-        outcomes.append(outcome)
-        if outcome.folder:
-            _draw(outcome.folder)
-    out.print(suite_table(outcomes))
-    for outcome in outcomes:
-        if outcome.folder and outcome.cell.row in chosen.alpha:
-            alpha(str(outcome.folder.path))
-    if failed := [outcome for outcome in outcomes if outcome.failure]:
-        raise FedlensError(f"{len(failed)} of {len(outcomes)} runs failed; the others are whole.")
-
-
-@app.command()
 def ls(root: Root = RUNS) -> None:
     """List runs with their state and headline metrics."""
     from fedlens.reporting.console import runs_table
@@ -106,7 +69,7 @@ def config(
     overrides: Overrides = None,
 ) -> None:
     """List the experiments and what each costs, or print the composed config of one."""
-    from fedlens.experiments.compose import compose, experiments, to_yaml
+    from fedlens.experiments.compose import compose, documentation, experiments, to_yaml
 
     if experiment is None:
         for entry in experiments():
@@ -114,8 +77,7 @@ def config(
             out.print(entry.documentation + "\n", markup=False, highlight=False)
         return
     composed = compose(experiment, overrides or [])
-    documentation = next(e.documentation for e in experiments() if e.name == experiment)
-    for line in documentation.splitlines():
+    for line in documentation(experiment).splitlines():
         print(f"# {line}".rstrip())
     print(to_yaml(composed), end="")
 

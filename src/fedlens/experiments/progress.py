@@ -1,13 +1,24 @@
 """Progress for people: a bar on a terminal; where output goes to a file, a line now and then."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
+from fedlens.experiments.outlook import Outlook, in_words
 from fedlens.experiments.signals import StopRequest
 
 Update = Callable[[int, int], None]
@@ -27,6 +38,66 @@ def bar(title: str, stop: StopRequest) -> Iterator[Update]:
             stop.check()
 
         yield update
+
+
+@contextmanager
+def overall(title: str, outlook: Outlook) -> Iterator[None]:
+    """Shows while the context lasts how a suite stands: a line for it, and one for each run."""
+    console, over = Console(stderr=True), threading.Event()
+
+    def tick(show: Callable[[], None], seconds: float) -> None:
+        while not over.wait(seconds):
+            show()
+
+    if console.is_terminal:
+        with _display(console) as progress:
+            show = _bars(title, outlook, progress)
+            show()
+            yield from _ticking(tick, show, 1.0, over)
+    else:
+        yield from _ticking(tick, lambda: log.info("%s", summary(title, outlook)), EVERY, over)
+
+
+def summary(title: str, outlook: Outlook) -> str:
+    """One line: runs done of all, which are under way and where, and the time left."""
+    now = [
+        f"{label}: {done} of {total}" if total else label
+        for label, done, total in outlook.underway()
+    ]
+    said = f"{title}: {outlook.finished} of {len(outlook.weights)} done"
+    return ", ".join([said, in_words(outlook.left())]) + "".join(f"; {line}" for line in now)
+
+
+def _ticking(
+    tick: Callable[[Callable[[], None], float], None],
+    show: Callable[[], None],
+    seconds: float,
+    over: threading.Event,
+) -> Iterator[None]:
+    thread = threading.Thread(target=tick, args=(show, seconds), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _bars(title: str, outlook: Outlook, progress: Progress) -> Callable[[], None]:
+    lines: dict[str, TaskID] = {}
+    whole = progress.add_task(title, total=len(outlook.weights), left="")
+
+    def show() -> None:
+        progress.update(whole, completed=outlook.finished, left=in_words(outlook.left()))
+        now = {label: (done, total) for label, done, total in outlook.underway()}
+        for label in lines.keys() - now.keys():
+            progress.remove_task(lines.pop(label))
+        for label, (done, total) in now.items():
+            if label not in lines:
+                lines[label] = progress.add_task(f"  {label}", total=total or None, left="")
+            progress.update(lines[label], completed=done if total else 0)
+
+    return show
 
 
 @contextmanager
@@ -51,13 +122,21 @@ def _display(console: Console) -> Iterator[Progress]:
     if _live:
         yield _live[0]
         return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _TimeLeft()]
+    with Progress(*columns, console=console, transient=True) as progress:
         _live.append(progress)
         try:
             yield progress
         finally:
             _live.clear()
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """What a line was told of its time left, else what its bar's speed says."""
+
+    def render(self, task: Task) -> Text:
+        told = task.fields.get("left")
+        return super().render(task) if told is None else Text(told)
 
 
 def _lines(title: str) -> Update:

@@ -1,59 +1,83 @@
-"""Suites: a table of runs, declared in YAML. A row is an experiment with overrides, a column more.
+"""Suites: tables of runs declared in YAML, and studies made of several such tables.
 
-`alpha` lists rows whose task vectors are scaled afterwards, as by `fedlens arithmetic alpha`. Runs
-are found by what they are, so a suite skips what is finished, continues what was interrupted, and
-shares runs with other suites.
+A row is an experiment with overrides, a column more; a section is another suite with words for all
+its runs; `analyses` are words of `fedlens arithmetic`, asked of the rows they list afterwards. Runs
+are found by what they are, so suites share them, skip what is finished and continue the rest.
 """
 
-import logging
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.compose import CONFIGS, compose, header, options
+from fedlens.experiments.compose import CONFIGS, changed, compose, groups, header, options
 from fedlens.experiments.config import Config
-from fedlens.experiments.records import RunFolder
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class Cell:
+    """One run and where it stands: in which section, row and column, under which seed."""
+
+    section: str  # "" where the suite is one table; of sections in sections: "outer / inner"
+    row: str
+    column: str
+    config: Config
+    words: list[str]  # the experiment and overrides that give the config
+    analyses: list[str]  # what is asked of the run when it is finished
+
+    @property
+    def label(self) -> str:
+        return " / ".join(filter(None, (self.section, self.row, self.column)))
 
 
 @dataclass(frozen=True)
 class Suite:
     name: str
     documentation: str
-    rows: dict[str, str]  # label → experiment and overrides
-    columns: dict[str, str]  # label → further overrides
-    alpha: list[str]  # labels of rows whose task vectors are scaled afterwards
+    rows: dict[str, str] = field(default_factory=dict)  # label → experiment and overrides
+    columns: dict[str, str] = field(default_factory=lambda: {"": ""})  # label → further overrides
+    analyses: dict[str, list[str]] = field(default_factory=dict)  # words → labels of rows
+    seeds: int | None = None  # how many, where the command does not say
+    sections: dict[str, tuple["Suite", list[str]]] = field(default_factory=dict)
 
-    def cells(self, overrides: list[str]) -> list["Cell"]:
-        """Every run of the table, composed; `overrides` come last and hold for all."""
-        found = []
+    def cells(self, overrides: Sequence[str] = (), *, seeds: int | None = None) -> list[Cell]:
+        """Every run, composed: the whole study at its first seed, then at the next.
+
+        `overrides` come last and hold for all; a seed among them is the first one.
+        """
+        found = list(self._cells("", list(overrides), None))
+        counts = [seeds or told or 1 for _, told in found]
+        return [
+            _reseeded(cell, number)
+            for number in range(max(counts))
+            for (cell, _), count in zip(found, counts, strict=True)
+            if number < count
+        ]
+
+    def _cells(
+        self, section: str, last: list[str], told: int | None
+    ) -> Iterator[tuple[Cell, int | None]]:
+        """Cells at their first seed, and how many seeds were told: the nearest one told counts."""
+        told = self.seeds or told
         for row, words in self.rows.items():
             experiment, *own = shlex.split(words)
+            asked = [analysis for analysis, labels in self.analyses.items() if row in labels]
             for column, more in self.columns.items():
-                told = [*own, *shlex.split(more), *overrides]
-                found.append(Cell(row, column, compose(experiment, told)))
-        return found
-
-
-@dataclass(frozen=True)
-class Cell:
-    row: str
-    column: str
-    config: Config
-
-
-@dataclass(frozen=True)
-class Outcome:
-    cell: Cell
-    folder: RunFolder | None = None
-    failure: str | None = None
+                said = _last_of_each([*own, *shlex.split(more), *last])
+                config = _composed(experiment, tuple(said))
+                yield Cell(section, row, column, config, [experiment, *said], asked), told
+        for label, (suite, more_words) in self.sections.items():
+            where = " / ".join(filter(None, (section, label)))
+            yield from suite._cells(where, [*more_words, *last], told)
 
 
 def suites() -> list[Suite]:
@@ -62,52 +86,119 @@ def suites() -> list[Suite]:
 
 def find(which: str) -> Suite:
     """A suite of ours by name, or anybody's by the path of its YAML file."""
+    return _find(which, Path(), ())
+
+
+def only(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
+    """Those whose "section / row / column" contains one of the texts; all if there are none."""
+    if not texts:
+        return list(cells)
+    wanted = [text.casefold() for text in texts]
+    found = [cell for cell in cells if any(text in cell.label.casefold() for text in wanted)]
+    if not found:
+        labels = ", ".join(f"'{label}'" for label in dict.fromkeys(c.label for c in cells))
+        raise FedlensError(f"--only {' '.join(texts)} fits no run: there are {labels}.")
+    return found
+
+
+def _reseeded(cell: Cell, number: int) -> Cell:
+    seed = cell.config.seed + number
+    words = _last_of_each([*cell.words[1:], f"seed={seed}"])
+    config = replace(cell.config, seed=seed)
+    return replace(cell, config=config, words=[cell.words[0], *words])
+
+
+def _composed(experiment: str, words: tuple[str, ...]) -> Config:
+    """As `compose` does, but what cells have in common is composed once: a study has hundreds."""
+    if experiment in options("experiment"):
+        return _shared(experiment, words)
+    return compose(experiment, list(words))  # a file may say something else the next time
+
+
+@cache
+def _shared(experiment: str, words: tuple[str, ...]) -> Config:
+    chosen = tuple(word for word in words if word.partition("=")[0] in groups())
+    try:
+        values = dict(_told(word) for word in words if word not in chosen)
+        return changed(_base(experiment, chosen), values)
+    except (FedlensError, HydraException):  # refused in better words, or fine only as a whole
+        return compose(experiment, list(words))
+
+
+@cache
+def _base(experiment: str, chosen: tuple[str, ...]) -> Config:
+    return compose(experiment, list(chosen))
+
+
+@cache
+def _told(word: str) -> tuple[str, Any]:
+    found = OverridesParser.create().parse_override(word)
+    return found.key_or_group, found.value()
+
+
+def _last_of_each(words: Sequence[str]) -> list[str]:
+    """Of two words for one key the later one holds."""
+    return list({word.partition("=")[0]: word for word in words}.values())
+
+
+def _find(which: str, folder: Path, within: tuple[str, ...]) -> Suite:
+    """`folder` is where paths begin, `within` the suites this one is a section of."""
     if which.endswith((".yaml", ".yml")):
-        return _read(Path(which), Path(which).stem)
+        path = folder / which
+        return _read(path, path.stem, path.parent, (*within, str(path.resolve())))
     if which not in options("suite"):
         raise FedlensError(
             f"There is no suite '{which}' (nor a .yaml file): {suggest(which, options('suite'))}"
         )
-    return _read(files(CONFIGS).joinpath("suite", f"{which}.yaml"), which)
+    packaged = files(CONFIGS).joinpath("suite", f"{which}.yaml")
+    return _read(packaged, which, folder, (*within, which))
 
 
-def play(cells: list[Cell], start: Callable[[Config], RunFolder]) -> Iterator[Outcome]:
-    """Starts cell after cell; one that fails is told of and does not stop the others."""
-    for number, cell in enumerate(cells, 1):
-        log.info("run %d of %d: %s", number, len(cells), _label(cell))
-        try:
-            yield Outcome(cell, start(cell.config))
-        except FedlensError as error:
-            log.warning("%s failed: %s", _label(cell), error)
-            yield Outcome(cell, failure=str(error))
-
-
-def _label(cell: Cell) -> str:
-    return " ".join(word for word in (cell.row, cell.column) if word)
-
-
-def _read(path: Path | Traversable, name: str) -> Suite:
+def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, ...]) -> Suite:
+    if chain[-1] in chain[:-1]:
+        raise FedlensError(f"The suite {name} has itself as a section: take that section out.")
     try:
         text = path.read_text(encoding="utf-8")
-        told = yaml.safe_load(text)
-        rows, columns = told.pop("rows"), told.pop("columns", {"": ""})
-        alpha = told.pop("alpha", [])
+        told: Any = yaml.safe_load(text)
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except yaml.YAMLError as error:
+        raise FedlensError(f"{path} is not a suite: it is not YAML.") from error
+    if not isinstance(told, dict) or not told.keys() & {"rows", "sections"}:
         raise FedlensError(
-            f"{path} is not a suite: it needs `rows`, each an experiment with overrides."
-        ) from error
-    if told:
-        raise FedlensError(f"{path} has keys a suite does not know: {', '.join(map(str, told))}.")
-    if not _of_words(rows) or not _of_words(columns):
-        raise FedlensError(f"{path}: rows and columns map a label to words of a command line.")
-    if not isinstance(alpha, list) or not all(row in rows for row in alpha):
-        raise FedlensError(f"{path}: alpha is a list of labels of its rows.")
-    return Suite(name, header(text), rows, columns, alpha)
+            f"{path} is not a suite: it needs `rows`, each an experiment with overrides, or "
+            "`sections`, each another suite."
+        )
+    known = ("sections", "seeds", "rows", "columns", "analyses")
+    if unknown := [str(key) for key in told if key not in known]:
+        raise FedlensError(f"{path} has keys a suite does not know: {', '.join(unknown)}.")
+    rows, columns = told.get("rows", {}), told.get("columns", {"": ""})
+    sections, seeds = told.get("sections", {}), told.get("seeds")
+    for key, table in (("rows", rows), ("columns", columns), ("sections", sections)):
+        if not _of_words(table):
+            raise FedlensError(f"{path}: {key} map a label to words of a command line.")
+    if seeds is not None and (type(seeds) is not int or seeds < 1):
+        raise FedlensError(f"{path}: seeds is a whole number of at least 1, not {seeds}.")
+    analyses = told.get("analyses", {})
+    if not isinstance(analyses, dict) or not all(
+        _of_rows(asked, rows) for asked in analyses.values()
+    ):
+        raise FedlensError(
+            f"{path}: analyses map words of `fedlens arithmetic` to a list of labels of its rows."
+        )
+    found = {}
+    for label, words in sections.items():
+        which, *rest = shlex.split(words)
+        found[label] = (_find(which, folder, chain), rest)
+    return Suite(name, header(text), rows, columns, analyses, seeds, found)
 
 
 def _of_words(table: object) -> bool:
     return isinstance(table, dict) and all(
-        isinstance(key, str) and isinstance(value, str) for key, value in table.items()
+        isinstance(key, str) and isinstance(value, str) and (value.strip() or not key)
+        for key, value in table.items()
     )
+
+
+def _of_rows(asked: object, rows: dict[str, str]) -> bool:
+    return isinstance(asked, list) and all(row in rows for row in asked)

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.records import RunFolder
-from fedlens.experiments.suite import Outcome
+from fedlens.experiments.suite import Cell
+from fedlens.reporting.statistics import estimate
 
 SHOWN = 20  # lines of a learning curve
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
@@ -86,19 +87,40 @@ def run_page(folder: RunFolder) -> RenderableType:
     return Group(facts, Text(), _curve(folder, (signed or {}).get("unit", "epoch")))
 
 
-def suite_table(outcomes: Sequence[Outcome]) -> Table:
-    """Test accuracy of every run, where it stands in its suite."""
-    columns = list(dict.fromkeys(outcome.cell.column for outcome in outcomes))
-    table = Table("test top-1", *(column or "accuracy" for column in columns), box=None)
-    for row in dict.fromkeys(outcome.cell.row for outcome in outcomes):
-        found = {o.cell.column: o for o in outcomes if o.cell.row == row}
-        table.add_row(row, *(_cell(found[column]) for column in columns))
+def suite_table(runs: Sequence[tuple[Cell, RunFolder]]) -> Table:
+    """Test accuracy over seeds in % of every row and column: mean ± half the 95 % interval."""
+    columns = list(dict.fromkeys(cell.column for cell, _ in runs))
+    title = runs[0][0].section or None
+    heads = [column or "accuracy" for column in columns]
+    table = Table("test top-1 in %", *heads, title=title, title_justify="left", box=None)
+    for row in dict.fromkeys(cell.row for cell, _ in runs):
+        found = [
+            [folder for cell, folder in runs if (cell.row, cell.column) == (row, column)]
+            for column in columns
+        ]
+        table.add_row(row, *map(_over_seeds, found))
     return table
 
 
-def _cell(outcome: Outcome) -> RenderableType:
-    result = outcome.folder.result if outcome.folder else None
-    return percent(result["test"]) if result else Text("failed", style="red")
+def _over_seeds(folders: Sequence[RunFolder]) -> RenderableType:
+    results = [result for folder in folders if (result := folder.result)]
+    tested = [100 * result["test"]["top1"] for result in results if "test" in result]
+    if not tested:
+        return "–" if len(results) == len(folders) else Text("failed", style="red")
+    found = estimate(tested)
+    said = f"{found.mean:.2f}" + ("" if found.half is None else f" ± {found.half:.2f}")
+    few = found.count == 1 or found.count < len(folders)
+    whole = f" of {len(folders)}" if found.count < len(folders) else ""
+    plural = "" if found.count == 1 and not whole else "s"
+    return said + (f" ({found.count}{whole} seed{plural})" if few else "")
+
+
+def plan_table(runs: Iterable[tuple[str, str, str, float | None]]) -> Table:
+    """Runs with their state, their length and the seconds they may take."""
+    table = Table("run", "state", "length", "minutes", box=None, pad_edge=False)
+    for label, state, length, seconds in runs:
+        table.add_row(label, state, length, "–" if seconds is None else f"{seconds / 60:.1f}")
+    return table
 
 
 def partition_table(record: Mapping[str, Any]) -> Table:

@@ -1,0 +1,52 @@
+"""`fedlens report`: from records to a page, a paper, tables and figures. Loads no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.shared import PLAIN, out
+
+app = typer.Typer()
+
+
+@app.command()
+def report(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS...", help="Runs, or folders that hold runs, such as `runs`."),
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="The report's folder.")] = Path("report"),
+    about: Annotated[
+        Path | None,
+        typer.Option(help="YAML with `title` and `authors: [{name, id, affiliation}]`."),
+    ] = None,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Compile report.tex with latexmk.")] = False,
+) -> None:
+    """Report on finished runs: an HTML page, a LaTeX paper, tables, figures and an audit.
+
+    Everything comes from the runs' records; nothing is trained or evaluated. The page is one file
+    that needs no network. An older report in the same folder is replaced.
+
+    Example: `fedlens report runs --out report --about about.yaml --pdf`
+    """
+    from fedlens.reporting import about as details
+    from fedlens.reporting.content import About
+    from fedlens.reporting.report import PAGE, write
+
+    told = details.read(about) if about else About()
+    found = write(places, folder, told, pdf=pdf)
+    for check in found.audit:
+        if check.passed:
+            out.print(
+                f"[green]holds[/green]     {check.title} ({check.looked_at})", highlight=False
+            )
+            continue
+        out.print(f"[red]violated  {check.title}[/red]", highlight=False)
+        for violation in check.violations:
+            out.print(f"       {violation}", style="red", **PLAIN)
+    if found.unfinished:
+        out.print(f"{len(found.unfinished)} runs are not finished and are left out.", **PLAIN)
+    if pdf:
+        out.print(f"paper   {folder / 'report.pdf'}", **PLAIN)
+    out.print(f"report  {folder / PAGE}", **PLAIN)

@@ -1,0 +1,187 @@
+"""Whole suites of tiny runs: in turn, on workers, as jobs; interrupted, broken, looked ahead at."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedlens.experiments import run
+from fedlens.experiments.records import RunFolder, runs
+from tests.integration.conftest import TINY, Call, facts
+
+WORLD = [word for word in TINY if not word.startswith("train.")]
+FEDERATION = (
+    "federated.clients=5 federated.participation=0.6 federated.rounds=2 federated.local_steps=2"
+)
+TABLE = f"""
+# Four runs, one of which cannot be.
+rows:
+  central: quickstart train.epochs=2
+  ridge: quickstart train=head head=ridge
+  broken: quickstart train.epochs=2 train.lr=1e30
+  federated: quickstart_fedavg {FEDERATION} federated.keep_updates=1
+analyses:
+  alpha --alphas 0,1: [federated]
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(TABLE)
+    return "mine.yaml"
+
+
+def results(root: Path) -> dict[str, object]:
+    """Of every run: all that must be equal, bit for bit; None where it has no result."""
+    return {folder.name: None if folder.result is None else facts(folder) for folder in runs(root)}
+
+
+def without_clock(folder: RunFolder) -> dict[str, object]:
+    assert folder.result is not None
+    return {k: v for k, v in folder.result.items() if k not in ("seconds", "finished")}
+
+
+def test_a_suite_isolates_what_fails_and_says_what_to_do(
+    fedlens: Call, table: str, tmp_path: Path
+) -> None:
+    code, out, err = fedlens("suite", table, *WORLD, "--seeds", "2")
+    assert code == 2
+    assert "2 failed" in err
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["central", "ridge", "broken", "federated"]
+    assert "±" in lines[1]
+    assert "failed" in lines[3]
+    assert "failed: broken, seed 1: The loss became" in out
+    again = next(line for line in lines if line.strip().startswith("again:"))
+    assert again.split("again: ")[1].startswith(
+        "fedlens run quickstart train.epochs=2 train.lr=1e30"
+    )
+    assert again.endswith("seed=0")
+    assert "fedlens report runs --out report" in out
+    assert "begins: central, seed 0" in err
+    assert len(results(Path("runs"))) == 8
+    assert len(list(Path("runs").glob("*/arithmetic/alpha-*/record.json"))) == 2
+    stamps = {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
+    code, out, err = fedlens("suite", table, *WORLD, "--only", "RIDGE", "--only", "fed")
+    assert code == 0
+    assert "(1 seed)" in out
+    assert "begins: ridge" not in err  # what is finished is skipped
+    code, _, err = fedlens("suite", table, *WORLD)
+    assert code == 2
+    assert "failed before and is tried again" in err
+    assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
+
+
+def test_a_look_ahead_leaves_nothing_behind(fedlens: Call, table: str, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+        patch.setattr("fedlens.experiments.probe.ENOUGH", 0.01)
+        code, out, _ = fedlens("suite", table, *WORLD, "--dry-run", "--jobs", "2")
+    assert code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "cache"}
+    assert not list((tmp_path / "cache").iterdir())
+    assert "4 of 4 runs to do: about" in out
+    assert "with 2 at a time" in out
+    assert "estimate" in out
+    rows = {line.split(",")[0]: line for line in out.splitlines()}
+    assert "2 epochs" in rows["central"]
+    assert "0 epochs" in rows["ridge"]
+    assert "2 rounds" in rows["federated"]
+    assert "new" in rows["broken"]
+
+
+def test_what_cannot_be_is_refused_before_anything_runs(
+    fedlens: Call, table: str, tmp_path: Path
+) -> None:
+    for words, complaint in [
+        (["--only", "nonsense"], "fits no run"),
+        (["train.lrr=1"], "did you mean 'train.lr'"),
+        (["--launcher", "local", "--slurm", "nonsense=1"], "nonsense"),
+    ]:
+        code, _, err = fedlens("suite", table, *WORLD, *words)
+        assert (code, complaint in err) == (2, True), err
+    for asked, complaint in [
+        ("alfa", "no analysis 'alfa': did you mean"),
+        ("alpha --base", "base"),
+    ]:
+        (tmp_path / "mine.yaml").write_text(TABLE.replace("alpha --alphas 0,1", asked))
+        code, _, err = fedlens("suite", table, *WORLD)
+        assert (code, complaint in err) == (2, True), err
+    assert not Path("runs").exists() or not runs(Path("runs"))
+
+
+def test_workers_give_the_same_bits_as_one_process(
+    fedlens: Call, table: str, tmp_path: Path
+) -> None:
+    code, _, _ = fedlens("suite", table, *WORLD, "run.root=alone")
+    assert code == 2
+    code, out, _ = fedlens("suite", table, *WORLD, "run.root=many", "--jobs", "2")
+    assert code == 2
+    assert "failed: broken, seed 0: The loss became" in out
+    assert results(Path("many")) == results(Path("alone"))
+    assert sum(result is not None for result in results(Path("many")).values()) == 3
+    records = [
+        [json.loads(path.read_text()) for path in Path(root).glob("*/arithmetic/*/record.json")]
+        for root in ("alone", "many")
+    ]
+    assert records[0] == records[1]
+    assert len(records[0]) == 1
+
+
+def test_a_stop_is_passed_on_and_the_same_command_goes_on(
+    fedlens: Call, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = run.start
+
+    def interrupted(config: object, **how: object) -> RunFolder:
+        os.kill(os.getpid(), signal.SIGINT)
+        return begin(config)  # type: ignore[arg-type]
+
+    words = ["suite", table, *WORLD, "--only", "central", "--only", "ridge"]
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "start", interrupted)
+        code, _, err = fedlens(*words)
+    assert code == 75
+    assert "go on with the same command: fedlens suite mine.yaml" in err
+    assert fedlens(*words)[0] == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_suite_killed_half_way_ends_as_one_that_was_not(
+    fedlens: Call, table: str, tmp_path: Path
+) -> None:
+    words = ["suite", table, *WORLD, "--only", "central", "--only", "federated"]
+    assert fedlens(*words, "run.root=whole")[0] == 0
+    command = [sys.executable, "-m", "fedlens.cli", *words, "run.root=cut"]
+    with (tmp_path / "log").open("w") as said:
+        killed = subprocess.Popen(command, stderr=said, stdout=said)
+    while not list(Path("cut").glob("*/metrics.jsonl")) and killed.poll() is None:
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert fedlens(*words, "run.root=cut")[0] == 0
+    assert results(Path("cut")) == results(Path("whole"))
+    pairs = zip(runs(Path("cut")), runs(Path("whole")), strict=True)
+    assert all(without_clock(cut) == without_clock(whole) for cut, whole in pairs)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="submitit needs a POSIX system")
+def test_jobs_of_submitit_end_to_end(fedlens: Call, table: str, tmp_path: Path) -> None:
+    """Its local stand-in: two runs, of which one fails, each a command of its own."""
+    words = ["suite", table, *WORLD, "--only", "ridge", "--only", "broken"]
+    code, out, err = fedlens(*words, "--launcher", "local", "--jobs", "2", "run.root=jobs")
+    assert code == 2, err
+    assert "failed: broken, seed 0: The loss became" in out
+    (folder,) = [folder for folder in runs(Path("jobs")) if folder.result]
+    assert folder.manifest is not None
+    assert folder.manifest["sessions"][0]["command"].startswith("fedlens run quickstart train=head")
+    fedlens(*words, "run.root=alone", "--only", "ridge")
+    assert facts(folder) == facts(RunFolder(Path("alone") / folder.name))
+    assert list((Path("jobs") / "slurm").glob("*_log.out"))
