@@ -43,7 +43,7 @@ def test_the_format_follows_the_suffix(tmp_path: Path) -> None:
         partition_figure(record(3, histogram=True), path)
         assert path.read_bytes().startswith(start)
     width, height = struct.unpack(">II", (tmp_path / "partition.png").read_bytes()[16:24])
-    assert (width, height) == (1650, 930)
+    assert (width, height) == (1680, 1008)
     assert len(list(tmp_path.iterdir())) == len(starts)
 
 

@@ -1,6 +1,5 @@
 """Analyses of finished models as pictures: accuracy over α or λ, before and after, interference."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,51 +11,60 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
+from fedlens.reporting.alpha_figures import along_figure, mark_choice
 from fedlens.reporting.arithmetic_tables import other_rounds, said_of
-from fedlens.reporting.style import BLUE, DARKER, ORANGE, figure_format, plain, save
+from fedlens.reporting.style import (
+    BLACK,
+    BLUE,
+    DARKER,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    TEXT,
+    figure_format,
+    panels,
+    paper,
+    plain,
+    save,
+)
 
-GREY, YELLOW = "#666666", "#F0E442"
 DIVERGING = "PuOr_r"  # purple and orange are told apart by every kind of colour vision
 # One line each: neither colours nor markers repeat, so either alone tells the lines apart.
 LINES = {
-    "o": BLUE, "s": ORANGE, "^": "#009E73", "D": "#CC79A7", "v": "#56B4E9", "P": "#000000",
+    "o": BLUE, "s": ORANGE, "^": GREEN, "D": PURPLE, "v": SKY, "P": BLACK,
 }  # fmt: skip
-WRITTEN, TICKS = 12, 12  # up to so many rows a matrix has its numbers in it, and all names
-SHORT = 20  # letters of a name that fits above its line
+SQUARE, APART = 1.45, 0.86  # inches: a matrix, and the gap to the next, its colour bar within
+WRITTEN, TICKS = 7, 12  # up to so many rows a matrix has its numbers in it, and all names
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """Draws a record of any kind to a png, svg or pdf file."""
     figure_format(path)
-    save(FIGURES[record["kind"]](record), path)
+    with paper():
+        save(FIGURES[record["kind"]](record), path)
 
 
 def alpha_figure(record: Mapping[str, Any]) -> Figure:
-    """Accuracy over α with the chosen one and its test accuracy; loss, its chord and barrier."""
-    alphas = _column(record, "alpha")
-    accuracy, loss = (_validation(record, key) for key in ("top1", "loss"))
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    figure.suptitle(textwrap.fill(_alpha_title(record), 90))
-    left.plot(alphas, accuracy, color=BLUE, marker="o", label="validation")
-    _mark_choice(left, record, alphas, accuracy)
-    _ends(left, alphas, record)
-    left.set(xlabel="α", ylabel="accuracy")
-    left.yaxis.set_major_formatter(PercentFormatter(1))
-    right.plot(alphas, loss, color=BLUE, marker="o", label="validation")
-    right.set(xlabel="α", ylabel="loss")
-    if "barrier" in record:
-        _chord(right, alphas, loss, record["barrier"])
-    _ends(right, alphas, record)
-    for axes in (left, right):
-        axes.legend(frameon=False, fontsize="small", labelspacing=0.9)
-        plain(axes)
-    return figure
+    """Accuracy and loss over α, of a run or of a composition."""
+    ends = (record["base"], "run") if record["kind"] == "alpha" else ("θ", "composed")
+    return along_figure(
+        title=_alpha_title(record),
+        alphas=_column(record, "alpha"),
+        accuracy=_validation(record, "top1"),
+        loss=_validation(record, "loss"),
+        chosen=record["chosen"],
+        test=record["test"]["top1"],
+        base=ends[0],
+        end=ends[1],
+        barrier=record.get("barrier"),
+    )
 
 
 def merge_figure(record: Mapping[str, Any]) -> Figure:
     """Accuracy over λ, a line for each method."""
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(TEXT, 3.0), layout="constrained")
     axes = figure.subplots()
     rows = record["candidates"]
     styles = list(LINES.items())
@@ -66,8 +74,8 @@ def merge_figure(record: Mapping[str, Any]) -> Figure:
         scales, accuracy = _column_of(own, "scale"), [row["validation"]["top1"] for row in own]
         label = method.replace("_", " ")
         axes.plot(scales, accuracy, color=colour, marker=marker, linewidth=1.2, label=label)
-    scales = _column(record, "scale")
-    _mark_choice(axes, record, scales, _validation(record, "top1"))
+    scales, row = _column(record, "scale"), rows[record["chosen"]]
+    mark_choice(axes, row["scale"], row["validation"]["top1"], record["test"]["top1"], said_of(row))
     if min(scales) > 0 and max(scales) >= 10 * min(scales):
         axes.set_xscale("log")
         axes.set_xticks(sorted(set(scales)), [f"{scale:g}" for scale in sorted(set(scales))])
@@ -84,7 +92,7 @@ def merge_figure(record: Mapping[str, Any]) -> Figure:
 def clients_figure(record: Mapping[str, Any]) -> Figure:
     """Target, control and overall accuracy before and after the edit."""
     before, after = record["candidates"]
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    figure = Figure(figsize=(TEXT, 2.9), layout="constrained")
     edits = ", ".join(f"client {k} × {factor:g}" for k, factor in record["coefficients"].items())
     figure.suptitle(f"Clients recombined: {edits or 'none changed'}")
     panels = figure.subplots(1, 2, sharey=True)
@@ -121,7 +129,7 @@ def forget_figure(record: Mapping[str, Any]) -> Figure:
     scales = _column(record, "scale")
     target, control = (_column(record, key) for key in ("target", "control"))
     chosen = record["chosen"]
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(TEXT, 3.0), layout="constrained")
     axes = figure.subplots()
     client = record["client"]
     what = f"class {record['class']}" if client is None else f"the classes of client {client}"
@@ -150,27 +158,27 @@ def forget_figure(record: Mapping[str, Any]) -> Figure:
 
 def interference_figure(record: Mapping[str, Any]) -> Figure:
     """Cosines, sign conflicts, and the disentanglement error of two clients over (α₁, α₂)."""
-    figure = Figure(figsize=(13, 4.3), layout="constrained")
-    cosines, signs, errors = figure.subplots(1, 3)
+    figure, [[cosines, signs, errors]] = panels(
+        1, 3, width=TEXT, height=SQUARE, top=0.45, bottom=0.52, left=0.42,
+        right=TEXT - 0.42 - 3 * SQUARE - 2 * APART, across=APART,
+    )  # fmt: skip
     clients, (first, second) = record["clients"], record["pair"]
     spread = TwoSlopeNorm(0, -1, 1)
-    _heat(figure, cosines, record["cosine"], clients, DIVERGING, spread, "cosine of updates")
+    _heat(cosines, record["cosine"], clients, DIVERGING, spread, "cosine of updates")
     half = TwoSlopeNorm(0.5, 0, 1)
-    _heat(figure, signs, record["sign_conflict"], clients, DIVERGING, half, "sign conflict")
+    _heat(signs, record["sign_conflict"], clients, DIVERGING, half, "sign conflict")
     for axes in (cosines, signs):
         axes.set(xlabel="client", ylabel="client")
     alphas = [f"{alpha:g}" for alpha in record["alphas"]]
     found, scale = record["disentanglement_error"], Normalize(0, 1)
-    _heat(figure, errors, found, alphas, DARKER, scale, "")
+    _heat(errors, found, alphas, DARKER, scale, "disentanglement error")
     errors.invert_yaxis()
-    errors.set(xlabel=f"α of client {second}", ylabel=f"α of client {first}")
-    _frame_unit_square(errors, record["alphas"])
     mean = record["accuracy_normalised_mean"]
-    said = "unknown" if mean is None else f"{mean:.1%}"
-    errors.set_title(
-        f"disentanglement error\nnormalised accuracy at (1, 1): {said}", fontsize="medium"
-    )
-    figure.suptitle(f"Interference between the clients of round {record['round']}")
+    said = f"normalised accuracy at (1, 1): {'unknown' if mean is None else f'{mean:.1%}'}"
+    errors.set_ylabel(f"α of client {first}")
+    errors.set_xlabel(f"α of client {second}\n{said}")
+    _frame_unit_square(errors, record["alphas"])
+    figure.suptitle(f"Interference between the clients of round {record['round']}", y=0.99)
     return figure
 
 
@@ -180,22 +188,6 @@ def _alpha_title(record: Mapping[str, Any]) -> str:
     return "θ + α (" + " ".join(f"{c:+g}·{name}" for name, c in record["terms"].items()) + ")"
 
 
-def _mark_choice(
-    axes: Axes, record: Mapping[str, Any], positions: Sequence[float], accuracy: Sequence[float]
-) -> None:
-    """A ring around the candidate chosen, and its test accuracy as a point of its own."""
-    chosen, test = record["chosen"], record["test"]["top1"]
-    axes.plot(
-        positions[chosen], accuracy[chosen], marker="o", markersize=13, markerfacecolor="none",
-        markeredgecolor=GREY, markeredgewidth=1.5, linestyle="none", zorder=4,
-        label=f"chosen: {said_of(record['candidates'][chosen])}",
-    )  # fmt: skip
-    axes.plot(
-        positions[chosen], test, color=YELLOW, marker="*", markersize=14, markeredgecolor="black",
-        linestyle="none", zorder=5, label=f"test: {test:.1%}",
-    )  # fmt: skip
-
-
 def _legend_beside(axes: Axes) -> None:
     axes.legend(
         frameon=False, fontsize="small", labelspacing=0.9, loc="center left",
@@ -203,33 +195,7 @@ def _legend_beside(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _ends(axes: Axes, alphas: Sequence[float], record: Mapping[str, Any]) -> None:
-    """Names the two models the line goes through."""
-    base, end = record.get("base", "θ"), "run" if record["kind"] == "alpha" else "composed"
-    names = {0.0: base if len(base) <= SHORT else "base", 1.0: end}
-    for alpha, name in names.items():
-        if alpha in alphas:
-            axes.axvline(alpha, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-            axes.text(
-                alpha, 1.01, name, transform=axes.get_xaxis_transform(), color=GREY,
-                ha="center", va="bottom", fontsize="small",
-            )  # fmt: skip
-
-
-def _chord(axes: Axes, alphas: Sequence[float], loss: Sequence[float], barrier: float) -> None:
-    """Straight between both ends; the barrier stands on it where the loss rises highest."""
-    at = dict(zip(alphas, loss, strict=True))
-    between = {a: (1 - a) * at[0.0] + a * at[1.0] for a in alphas if 0 <= a <= 1}
-    top = max(between, key=lambda a: at[a] - between[a])
-    axes.plot([0, 1], [at[0.0], at[1.0]], color=GREY, linestyle="--", label="chord")
-    axes.plot(
-        [top, top], [between[top], at[top]], color=ORANGE, linewidth=3, solid_capstyle="butt",
-        label=f"barrier: {barrier:.3g}",
-    )  # fmt: skip
-
-
 def _heat(
-    figure: Figure,
     axes: Axes,
     values: Sequence[Sequence[float | None]],
     names: Sequence[object],
@@ -244,7 +210,7 @@ def _heat(
     axes.set_xticks(places, [str(names[place]) for place in places])
     axes.set_yticks(places, [str(names[place]) for place in places])
     axes.set_title(title, fontsize="medium")
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    axes.figure.colorbar(image, cax=axes.inset_axes((1.04, 0, 0.05, 1)))
     if len(names) > WRITTEN:
         return
     for (row, column), value in np.ndenumerate(matrix):

@@ -103,11 +103,11 @@ def _masks(methods: Sequence[Method]) -> list[MaskMap]:
     found: dict[str, MaskMap] = {}
     for method in methods:
         run = method.runs[0]
-        if (record := run.masks) is None or (digest := run.manifest.get("masks")) in found:
+        if (record := run.masks) is None or (digest := _digest(run)) in found:
             continue
         layers, kinds = list(record["layers"]), list(record["kinds"])
         label = f"{words.rule(method)}, {words.density(method)}, {words.partition(method)}"
-        found[str(digest)] = MaskMap(
+        found[digest] = MaskMap(
             name=f"mask-{len(found) + 1}",
             label=label,
             trained=record["all"]["trained"],
@@ -118,6 +118,11 @@ def _masks(methods: Sequence[Method]) -> list[MaskMap]:
             run=run.name,
         )
     return list(found.values())
+
+
+def _digest(run: Run) -> str:
+    """Of its masks; an older manifest does not tell it, so such a run stands for itself."""
+    return str(run.manifest.get("masks", run.name))
 
 
 def _share(table: Record, layer: str, kind: str) -> float | None:

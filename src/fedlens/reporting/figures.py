@@ -10,7 +10,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedlens.reporting.style import BLUE, DARKER, ORANGE, plain, save
+from fedlens.reporting.style import BLUE, DARKER, ORANGE, TEXT, paper, plain, save
 
 DRAWN = 200  # more clients than this are thinner than a line of the picture
 RULED = 1000  # up to so many cells, lines between them help and do not cover
@@ -24,28 +24,37 @@ MEASURES = {  # of the statistics, in the order of the panels
 
 
 def partition_figure(record: Mapping[str, Any], path: Path) -> None:
-    """Draws {"name", "statistics", "histogram"?} to a png, svg or pdf file.
+    """Draws {"name", "statistics", "histogram"?} to a png, svg or pdf file."""
+    with paper():
+        save(holdings_figure(record), path)
 
-    Up to 200 clients with a histogram: who holds what. Else the distribution of each measure over
-    clients; where the statistics have no lists (many clients), its range.
+
+def holdings_figure(record: Mapping[str, Any]) -> Figure:
+    """Up to 200 clients with a histogram: who holds what. Else the distribution of each measure
+    over clients; where the statistics have no lists (many clients), its range.
     """
     found, histogram = record["statistics"], record.get("histogram")
     drawn = histogram is not None and found["clients"] <= DRAWN
-    height = 6.2 if drawn else 3.2 if "sizes" in found else 2.2
-    figure = Figure(figsize=(11, height), layout="constrained")
+    height = 4.2 if drawn else 1.9 if "sizes" in found else 1.4
+    figure = Figure(figsize=(TEXT, height))
     figure.suptitle(
         f"Partition '{record['name']}': K = {found['clients']:,} clients, "
-        f"N = {found['samples']:,} training samples"
-    )
+        f"N = {found['samples']:,} training samples",
+        y=1 - 0.05 / height, va="top",
+    )  # fmt: skip
+    low, tall = 0.38 / height, 1 - 0.8 / height
+    edges = {"bottom": low, "top": low + tall, "right": 1 - 0.12 / TEXT}
     if drawn:
-        grid = figure.add_gridspec(3, 3, width_ratios=(5.5, 1.5, 2.2))
-        picture = figure.add_subplot(grid[:, 0])
-        _holdings(figure, picture, np.asarray(histogram))
-        _sizes(figure.add_subplot(grid[:, 1], sharey=picture), found["sizes"])
-        panels = [figure.add_subplot(grid[row, 2]) for row in range(3)]
+        legend = figure.add_axes((0.085, low, 0.012, tall))
+        picture = figure.add_axes((0.165, low, 0.425, tall))
+        _holdings(figure, picture, legend, np.asarray(histogram))
+        _sizes(figure.add_axes((0.605, low, 0.115, tall), sharey=picture), found["sizes"])
+        grid = figure.add_gridspec(3, 1, left=0.79, hspace=0.9, **edges)
+        panels = [figure.add_subplot(grid[row]) for row in range(3)]
         names = [name for name in MEASURES if name != "sizes"]
     else:
-        panels = list(figure.subplots(1, len(MEASURES)))
+        grid = figure.add_gridspec(1, len(MEASURES), left=0.06, wspace=0.3, **edges)
+        panels = [figure.add_subplot(grid[column]) for column in range(len(MEASURES))]
         names = list(MEASURES)
     for place, (axes, name) in enumerate(zip(panels, names, strict=True)):
         if name in found:
@@ -54,11 +63,11 @@ def partition_figure(record: Mapping[str, Any], path: Path) -> None:
                 axes.set_ylabel("clients")
         else:
             _range(axes, found["summary"][name])
-        axes.set_xlabel(MEASURES[name])
-    save(figure, path)
+        axes.set_xlabel(MEASURES[name], fontsize="small")
+    return figure
 
 
-def _holdings(figure: Figure, axes: Axes, counts: np.ndarray[Any, Any]) -> None:
+def _holdings(figure: Figure, axes: Axes, legend: Axes, counts: np.ndarray[Any, Any]) -> None:
     """Clients × classes, the darker the more samples; a cell with none is white."""
     held = np.ma.masked_equal(counts, 0)
     # On a square-root scale small holdings are told apart beside a few large ones.
@@ -72,16 +81,16 @@ def _holdings(figure: Figure, axes: Axes, counts: np.ndarray[Any, Any]) -> None:
         axes.set_yticks(np.arange(1, counts.shape[0]) - 0.5, minor=True)
         axes.grid(which="minor", color="white")
         axes.tick_params(which="minor", length=0)
-    bar = figure.colorbar(image, ax=axes, location="left", aspect=40, pad=0.02)
+    bar = figure.colorbar(image, cax=legend, ticklocation="left")
     bar.set_label("samples of a class (white: none)")
-    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    legend.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _sizes(axes: Axes, sizes: Sequence[int]) -> None:
     """Bars beside the picture, a client's on the line of that client."""
     height = 0.85 if len(sizes) <= 50 else 1.0  # thin gaps come out as stripes
     axes.barh(np.arange(len(sizes)), sizes, height=height, color=BLUE)
-    axes.set_xlabel(MEASURES["sizes"])
+    axes.set_xlabel(MEASURES["sizes"], fontsize="small")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     axes.tick_params(axis="y", which="both", left=False, labelleft=False)
     plain(axes)
@@ -100,7 +109,7 @@ def _distribution(axes: Axes, name: str, values: Sequence[float]) -> None:
     mean = sum(values) / len(values)
     axes.axvline(mean, color=ORANGE, linestyle="--")
     axes.set_title(f"mean {_number(mean)}", color=ORANGE, fontsize="small")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=whole))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     plain(axes)
 
@@ -108,8 +117,8 @@ def _distribution(axes: Axes, name: str, values: Sequence[float]) -> None:
 def _range(axes: Axes, summary: Mapping[str, float]) -> None:
     """From the least to the greatest value, the mean between them."""
     low, mean, top = (summary[word] for word in ("min", "mean", "max"))
-    axes.plot([low, top], [0, 0], color=BLUE, linewidth=6, solid_capstyle="butt")
-    axes.plot(mean, 0, color=ORANGE, marker="o", markersize=9, linestyle="none")
+    axes.plot([low, top], [0, 0], color=BLUE, linewidth=4, solid_capstyle="butt")
+    axes.plot(mean, 0, color=ORANGE, marker="o", markersize=6, linestyle="none")
     axes.set_title(f"mean {_number(mean)}", color=ORANGE, fontsize="small")
     extent = " to ".join(dict.fromkeys([_number(low), _number(top)]))
     axes.text(
@@ -123,7 +132,7 @@ def _range(axes: Axes, summary: Mapping[str, float]) -> None:
     )
     axes.margins(x=0.15)
     axes.set_yticks([])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     plain(axes)
     axes.spines["left"].set_visible(False)
 

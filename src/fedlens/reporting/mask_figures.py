@@ -16,9 +16,10 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedlens.reporting.mask_tables import NONE
-from fedlens.reporting.style import BLUE, DARKER, ORANGE, plain, save
+from fedlens.reporting.style import BLUE, DARKER, ORANGE, paper, plain, save
 
 Record = Mapping[str, Any]
+Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 ROW = 0.27  # inches
 COLUMNS = {2: 0.42, 3: 0.58}  # inches for a number of so many digits
@@ -36,7 +37,8 @@ def mask_figure(records: Sequence[Record], path: Path, *, overlap: Record | None
     One mask: layers × kinds, and the density of each. Several, which are of one model: a panel for
     each, in the same colours, and their `overlap` {"labels", "jaccard", "by_chance"}.
     """
-    save(_one(records[0]) if overlap is None else _several(records, overlap), path)
+    with paper():
+        save(_one(records[0]) if overlap is None else _several(records, overlap), path)
 
 
 def _one(record: Record) -> Figure:
@@ -51,13 +53,13 @@ def _one(record: Record) -> Figure:
         **LITERAL,
     )
     grid = figure.add_gridspec(2, 2, width_ratios=(width, BARS[0]), height_ratios=(BARS[1], height))
-    heat = figure.add_subplot(grid[1, 0])
-    image = _heat(heat, record, _scale([record]), digits=3)
-    bar = figure.colorbar(image, ax=heat, location="left", aspect=30, pad=0.02, format=_tick)
+    picture = figure.add_subplot(grid[1, 0])
+    image = heat(picture, *_table(record), _scale([record]), digits=3)
+    bar = figure.colorbar(image, ax=picture, location="left", aspect=30, pad=0.02, format=tick)
     bar.set_label("density", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
-    _bars_by_kind(figure.add_subplot(grid[0, 0], sharex=heat), record)
-    _bars_by_layer(figure.add_subplot(grid[1, 1], sharey=heat), record)
+    _bars_by_kind(figure.add_subplot(grid[0, 0], sharex=picture), record)
+    _bars_by_layer(figure.add_subplot(grid[1, 1], sharey=picture), record)
     return figure
 
 
@@ -74,7 +76,7 @@ def _bars_by_kind(axes: Axes, record: Record) -> None:
     )  # fmt: skip
     axes.set(ylabel="by kind", ylim=(0, top))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
-    axes.yaxis.set_major_formatter(_tick)
+    axes.yaxis.set_major_formatter(tick)
     axes.tick_params(axis="y", labelsize=SMALL)
     axes.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
     plain(axes)
@@ -89,7 +91,7 @@ def _bars_by_layer(axes: Axes, record: Record) -> None:
     axes.axvline(record["all"]["density"], color=ORANGE, linestyle="--")
     axes.set(xlabel="by layer", xlim=(0, end))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
-    axes.xaxis.set_major_formatter(_tick)
+    axes.xaxis.set_major_formatter(tick)
     axes.tick_params(axis="x", labelsize=SMALL)
     axes.tick_params(axis="y", which="both", left=False, labelleft=False)
     plain(axes)
@@ -110,13 +112,13 @@ def _several(records: Sequence[Record], overlap: Record) -> Figure:
     grid = figure.add_gridspec(2, 1, height_ratios=heights)
     upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     panels = list(upper.subplots(down, across, squeeze=False, sharey=True).flat)
-    scale = _scale(records)
+    colours = _scale(records)
     for axes, record, title in zip(panels, records, titles, strict=False):
-        _heat(axes, record, scale, digits=2)
+        heat(axes, *_table(record), colours, digits=2)
         axes.set_title(title, fontsize=SMALL, loc="left", **LITERAL)
     for axes in panels[len(records) :]:
         axes.set_axis_off()
-    bar = upper.colorbar(ScalarMappable(scale, DARKER), ax=panels, aspect=30, format=_tick)
+    bar = upper.colorbar(ScalarMappable(colours, DARKER), ax=panels, aspect=30, format=tick)
     bar.set_label("density", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     matrix = PAIR * len(labels)  # beside it, what is left of the width stays empty
@@ -143,21 +145,33 @@ def _jaccard(axes: Axes, overlap: Record, labels: Sequence[str]) -> None:
     _ruled(axes, shared.shape)
 
 
-def _heat(axes: Axes, record: Record, scale: Normalize, *, digits: int) -> AxesImage:
+def heat(
+    axes: Axes,
+    layers: Sequence[str],
+    kinds: Sequence[str],
+    density: Matrix,
+    colours: Normalize,
+    *,
+    digits: int,
+) -> AxesImage:
     """Layers × kinds, the darker the denser, with the density of each in %."""
-    layers, kinds = list(record["layers"]), list(record["kinds"])
-    density = np.full((len(layers), len(kinds)), np.nan)
-    for row, layer in enumerate(layers):
-        for column, kind in enumerate(kinds):
-            if kind in record["table"][layer]:
-                density[row, column] = record["table"][layer][kind]["density"]
-    image = axes.imshow(density, aspect="auto", cmap=DARKER, norm=scale, interpolation="none")
+    image = axes.imshow(density, aspect="auto", cmap=DARKER, norm=colours, interpolation="none")
     for (row, column), value in np.ndenumerate(density):
         _write(axes, image, row, column, value, _percent(value, digits))
     axes.set_xticks(range(len(kinds)), [SHORT.get(kind, kind) for kind in kinds], fontsize=SMALL)
     axes.set_yticks(range(len(layers)), layers, fontsize=SMALL)
     _ruled(axes, density.shape)
     return image
+
+
+def _table(record: Record) -> tuple[list[str], list[str], Matrix]:
+    layers, kinds = list(record["layers"]), list(record["kinds"])
+    density = np.full((len(layers), len(kinds)), np.nan)
+    for row, layer in enumerate(layers):
+        for column, kind in enumerate(kinds):
+            if tally := record["table"].get(layer, {}).get(kind):
+                density[row, column] = tally["density"]
+    return layers, kinds, density
 
 
 def _write(axes: Axes, image: AxesImage, row: int, column: int, value: float, text: str) -> None:
@@ -179,17 +193,15 @@ def _ruled(axes: Axes, shape: tuple[int, ...]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _scale(records: Sequence[Record]) -> Normalize:
+def scale(cells: Matrix) -> Normalize:
     """From nothing to the densest cell; by the square root where cells differ much."""
-    cells = [
-        tally["density"]
-        for record in records
-        for layer in record["table"].values()
-        for tally in layer.values()
-    ]
-    top = max(cells) or 1.0
-    wide = top > WIDE * min(cells)
+    top = np.nanmax(cells) or 1.0
+    wide = top > WIDE * np.nanmin(cells)
     return PowerNorm(0.5, vmin=0, vmax=top) if wide else Normalize(vmin=0, vmax=top)
+
+
+def _scale(records: Sequence[Record]) -> Normalize:
+    return scale(np.concatenate([_table(record)[2].ravel() for record in records]))
 
 
 def _percent(density: float, digits: int) -> str:
@@ -203,7 +215,7 @@ def _percent(density: float, digits: int) -> str:
     return f"{value:.{min(2, max(0, digits - whole))}f}"
 
 
-def _tick(value: float, _: float | None = None) -> str:
+def tick(value: float, _: float | None = None) -> str:
     return f"{100 * value:.4g}%"
 
 

@@ -1,0 +1,81 @@
+"""A report is a folder: a page, a paper, tables and figures, all from one `Content`.
+
+index.html  report.tex  references.bib  [report.pdf]  content.json  tables/  figures/  clock.csv
+It holds nothing the clock said but clock.csv, so the same records give the same bytes however often
+their runs were interrupted. It appears whole, or what was there stays.
+"""
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fedlens.errors import FedlensError
+from fedlens.files import replacing
+from fedlens.reporting import latex, study_figures, tables
+from fedlens.reporting.assemble import content
+from fedlens.reporting.content import About, Content
+from fedlens.reporting.html import page
+from fedlens.reporting.study import Study, read
+
+PAGE = "index.html"
+MARK = "content.json"  # by which a folder is known to be a report
+
+log = logging.getLogger(__name__)
+
+
+def write(places: Sequence[Path], out: Path, about: About, *, pdf: bool = False) -> Content:
+    """Reads runs, writes the folder `out`; an older report there is replaced, all else refused."""
+    if out.exists() and not (out / MARK).exists() and (out.is_file() or any(out.iterdir())):
+        raise FedlensError(f"{out} is there and is no report: choose another --out.")
+    study = read(places)
+    log.info("%d runs in %d settings", len(study.runs), len(study.settings))
+    found = content(study, about)
+    with replacing(out) as folder:
+        folder.mkdir()
+        _write_tables(found, folder / "tables")
+        log.info("drawing figures")
+        study_figures.write(study_figures.figures(found), folder / "figures")
+        (folder / PAGE).write_text(page(found), encoding="utf-8")
+        latex.write(found, folder, folder / "figures")
+        if pdf:
+            log.info("compiling report.tex")
+            latex.compile_pdf(folder)
+        (folder / "clock.csv").write_text(_clock(study), encoding="utf-8", newline="")
+        text = json.dumps(asdict(found), indent=1, allow_nan=False)
+        (folder / MARK).write_text(text + "\n", encoding="utf-8")
+    return found
+
+
+def _write_tables(found: Content, folder: Path) -> None:
+    folder.mkdir()
+    lines = [f"# {found.about.title}", ""]
+    for chapter in found.chapters:
+        lines += [f"## {chapter.setting}", ""]
+        for grid in [*([chapter.headline] if chapter.headline else []), *chapter.grids]:
+            (folder / f"{grid.name}.csv").write_text(
+                tables.to_csv(grid), encoding="utf-8", newline=""
+            )
+            if grid.contrasts:
+                (folder / f"{grid.name}-differences.csv").write_text(
+                    tables.contrasts_csv(grid), encoding="utf-8", newline=""
+                )
+            lines += [f"### {grid.title}", "", grid.note, "", tables.markdown(grid), ""]
+    (folder / "tables.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _clock(study: Study) -> str:
+    """What the clock said of every run, apart from all that must be the same twice."""
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow(["run", "first started", "finished", "seconds", "sessions"])
+    for run in study.runs:
+        sessions = run.manifest["sessions"]
+        writer.writerow(
+            [run.name, sessions[0]["started"], run.result["finished"], run.result["seconds"],
+             len(sessions)]
+        )  # fmt: skip
+    return stream.getvalue()

@@ -1,0 +1,79 @@
+"""Notebooks run from the first cell to the last in a small world, and hold no logic of their own."""
+
+import ast
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+SMALL = "data.train_per_class=6 data.test_per_class=2 threads=1"
+WORLD = f"data=synthetic augment=none backbone=vit_pico backbone.pretrained=false {SMALL}"
+FEW = "federated.local_step_budget=4 evaluate.every=1 federated.clients=20"
+
+PARAMETERS = {  # what a reader would set; the rest of a notebook is as it is
+    "00_centralized_baseline": f"""
+WORLD = "{WORLD}"
+BUDGET = "train.epochs=1 train.lr=0.1"
+TRIALS = "--trials 2"
+""",
+    "01_federated_baseline": f"""
+WORLD = "{WORLD}"
+BUDGET = "{FEW}"
+HEADS = "train=head {FEW}"
+""",
+    "02_task_arithmetic": f"""
+WORLD = "{WORLD}"
+BUDGET = "{FEW} federated.local_steps=2"
+RULES = "sparse.rounds=1"
+""",
+    "colab_quickstart": f'SUITE = "quick --seeds 1 --only ridge {SMALL} backbone.pretrained=false"',
+}
+
+
+def test_every_notebook_is_executed() -> None:
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_it_runs_from_the_first_cell_to_the_last(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's own libraries have some to give
+    book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    places = [place for place, cell in enumerate(book.cells) if _is_parameters(cell)]
+    assert len(places) == 1
+    book.cells[places[0]].source = PARAMETERS[name]
+    NotebookClient(
+        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    home = tmp_path / "fedlens"
+    assert list(home.glob("runs/*/result.json"))
+    assert "image/png" in str([cell.get("outputs") for cell in book.cells])
+    if name != "00_centralized_baseline":
+        assert (home / "report" / "index.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_it_holds_no_logic_and_no_output(name: str) -> None:
+    book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    for cell in book.cells:
+        if cell.cell_type != "code":
+            continue
+        assert cell.outputs == [], "outputs are for those who run it"
+        plain = [line for line in cell.source.splitlines() if not line.lstrip().startswith("%")]
+        if "find_spec" in cell.source:  # installing, where there is nothing to call yet
+            continue
+        for statement in ast.parse("\n".join(plain)).body:
+            assert isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign | ast.Expr)
+
+
+def _is_parameters(cell: nbformat.NotebookNode) -> bool:
+    return "parameters" in cell.metadata.get("tags", [])
+
+
+def test_nothing_of_this_machine_is_in_them() -> None:
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        assert os.fspath(Path.home()) not in path.read_text(encoding="utf-8")
