@@ -1,4 +1,4 @@
-"""Notebooks run from the first cell to the last in a small world, and hold no logic of their own."""
+"""Notebooks run from the first cell to the last in a small world, and hold no logic."""
 
 import ast
 import os

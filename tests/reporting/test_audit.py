@@ -62,7 +62,7 @@ def test_an_honest_study_passes_every_check(tmp_path: Path) -> None:
     found = checks(tmp_path)
     assert set(found) == {CHOSEN, DENSITY, BUDGET, TUNED, NUMBERS, INPUTS, SEEDS, CODE}
     assert [check.violations for check in found.values()] == [[]] * 8
-    assert found[CHOSEN].looked_at.startswith("14 runs and 1 analyses")
+    assert found[CHOSEN].looked_at.startswith("14 runs, 1 analysis:")
     assert found[DENSITY].looked_at.startswith("6 masks in 2 tables")
     assert found[TUNED].remarks == [
         "The six models of the study, dense: candidates by row: central 1, FedAvg, IID 2"
@@ -198,7 +198,7 @@ def test_code_that_nothing_names_is_found(tmp_path: Path) -> None:
     manifest("sessions", [{**session, "git": None}])(run)
     found = checks(tmp_path)[CODE]
     assert found.passed
-    assert found.remarks == ["1 runs come from no commit"]
+    assert found.remarks == ["1 run from no commit"]
     manifest("sessions", [{**session, "git": None, "versions": {"torch": "2", "timm": "1"}}])(run)
     assert not checks(tmp_path)[CODE].passed
 
@@ -209,7 +209,7 @@ def test_other_versions_and_a_changed_tree_are_remarked(tmp_path: Path) -> None:
     versions = {**session["versions"], "torch": "3"}
     manifest("sessions", [{**session, "git": "abc+changes", "versions": versions}])(run)
     assert checks(tmp_path)[CODE].remarks == [
-        "1 runs come from abc+changes", "2 versions of torch",
+        "1 run from abc+changes", "2 versions of torch",
     ]  # fmt: skip
 
 
@@ -323,10 +323,10 @@ def test_single_seeds_and_partly_shared_ones_are_remarked(tmp_path: Path) -> Non
     found = checks(tmp_path)[SEEDS]
     assert found.passed
     assert "Heterogeneity, J=4: Nc=1 and IID share 1 of 2 seeds" in found.remarks
-    assert any("come from one seed" in said for said in found.remarks)
+    assert any("from one seed" in said for said in found.remarks)
 
 
 def test_runs_that_are_not_finished_are_remarked(tmp_path: Path) -> None:
     write_run(tmp_path, seed=0)
     (write_run(tmp_path, seed=1) / "result.json").unlink()
-    assert "1 runs are not finished and count for nothing" in checks(tmp_path)[CODE].remarks
+    assert "unfinished, and counting for nothing: 1 run" in checks(tmp_path)[CODE].remarks

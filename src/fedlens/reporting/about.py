@@ -32,7 +32,7 @@ def read(path: Path) -> About:
 
 
 def _author(told: object, path: Path) -> dict[str, object]:
-    found = {"name": told} if isinstance(told, str) else _words(told, Author, path)
+    found = _words({"name": told} if isinstance(told, str) else told, Author, path)
     if "name" not in found:
         raise FedlensError(f"{path}: an author has no name.")
     return found

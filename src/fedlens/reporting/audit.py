@@ -51,7 +51,8 @@ def _chosen_without_test(runs: Sequence[Run]) -> Check:
             violations += [f"{run.name}: {fault}" for fault in faults.of_analysis(record)]
     return Check(
         "Nothing was chosen on test data",
-        f"{len(runs)} runs and {analyses} analyses: each choice was made again from validation",
+        f"{words.counted(len(runs), 'run')}, {words.counted(analyses, 'analysis')}: each choice "
+        "was made again from validation",
         violations,
         remarks,
     )
@@ -81,7 +82,8 @@ def _same_density(tables: Sequence[Comparison]) -> Check:
                 violations.append(f"{_place(table, column)}: unequal masks ({said})")
     return Check(
         "Masks are compared at equal density",
-        f"{masks} masks in {len(tables)} tables, by the weights counted in each",
+        f"{words.counted(masks, 'mask')} in {words.counted(len(tables), 'table')}, by the weights "
+        "counted in each",
         violations,
         [],
     )
@@ -117,7 +119,8 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
         (remarks if allowed else violations).append(f"{table.grid.title}: {said}")
     return Check(
         "Methods are compared at equal budget",
-        f"{cells} methods in {len(tables)} tables, by the steps in their journals",
+        f"{words.counted(cells, 'method')} in {words.counted(len(tables), 'table')}, by the steps "
+        "in their journals",
         violations,
         remarks,
     )
@@ -163,7 +166,8 @@ def _tuned_alike(tables: Sequence[Comparison]) -> Check:
             ]
     return Check(
         "Methods were tuned alike",
-        f"{len(tables)} tables; {choices} cells were chosen among several, on validation",
+        f"{words.counted(len(tables), 'table')}; {words.counted(choices, 'cell')} chosen among "
+        "several, on validation",
         violations,
         remarks,
     )
@@ -212,7 +216,7 @@ def _same_inputs(study: Study) -> Check:
                 violations.append(f"{setting}: {len(hashes)} different {what}")
     return Check(
         "All runs of a setting saw the same data and weights",
-        f"{len(study.runs)} manifests, by hash",
+        f"{words.counted(len(study.runs), 'manifest')}, by hash",
         violations,
         [],
     )
@@ -242,10 +246,10 @@ def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
                     f"{contrast.count} of {len(first | second)} seeds"
                 )
     if single:
-        remarks.append(f"{single} accuracies come from one seed and are marked so")
+        remarks.append(f"from one seed, and marked so: {single} accuracies")
     return Check(
         "Differences are paired by seed",
-        f"{contrasts} differences in {len(tables)} tables",
+        f"{words.counted(contrasts, 'difference')} in {words.counted(len(tables), 'table')}",
         violations,
         remarks,
     )
@@ -260,7 +264,7 @@ def _code_on_record(study: Study) -> Check:
     ]
     commits = Counter(_commit(run) for run in study.runs)
     remarks = [
-        f"{count} runs come from {commit}"
+        f"{words.counted(count, 'run')} from {commit}"
         for commit, count in sorted(commits.items())
         if commit == UNKNOWN or "+" in commit
     ]
@@ -269,10 +273,12 @@ def _code_on_record(study: Study) -> Check:
         if len(versions) > 1:
             remarks.append(f"{len(versions)} versions of {package}")
     if study.unfinished:
-        remarks.append(f"{len(study.unfinished)} runs are not finished and count for nothing")
+        remarks.append(
+            f"unfinished, and counting for nothing: {words.counted(len(study.unfinished), 'run')}"
+        )
     return Check(
         "The code is on record",
-        f"{len(study.runs)} manifests, {len(commits)} commits",
+        f"{words.counted(len(study.runs), 'manifest')}, {words.counted(len(commits), 'commit')}",
         violations,
         remarks,
     )

@@ -41,12 +41,12 @@ def write(places: Sequence[Path], out: Path, about: About, *, pdf: bool = False)
         study_figures.write(study_figures.figures(found), folder / "figures")
         (folder / PAGE).write_text(page(found), encoding="utf-8")
         latex.write(found, folder, folder / "figures")
-        if pdf:
-            log.info("compiling report.tex")
-            latex.compile_pdf(folder)
         (folder / "clock.csv").write_text(_clock(study), encoding="utf-8", newline="")
         text = json.dumps(asdict(found), indent=1, allow_nan=False)
         (folder / MARK).write_text(text + "\n", encoding="utf-8")
+    if pdf:  # all else is there by now, and stays if TeX fails, with its log
+        log.info("compiling report.tex")
+        latex.compile_pdf(out)
     return found
 
 

@@ -1,6 +1,6 @@
 """A search as pictures, from its trials.json: its history, a slice per parameter, what mattered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedlens.files import discard
-from fedlens.reporting.style import BLUE, ORANGE, plain, save
+from fedlens.reporting.style import BLUE, GREY, ORANGE, plain, save
 
 Record = Mapping[str, Any]
 
-GREY = "#777777"
 PANEL = 3.0  # inches
 ACROSS = 4  # panels in a row
 
@@ -36,7 +34,12 @@ def history_figure(record: Record) -> Figure:
     best = list(accumulate((trial["value"] for trial in complete), max))
     end = len(record["trials"])
     axes.step(
-        [*numbers, end], [*best, best[-1]], where="post", color=BLUE, linewidth=1, label="best so far"
+        [*numbers, end],
+        [*best, best[-1]],
+        where="post",
+        color=BLUE,
+        linewidth=1,
+        label="best so far",
     )
     _points(axes, record, "number")
     for place, trial in enumerate(_of(record, "failed")):
@@ -59,11 +62,11 @@ def slices_figure(record: Record) -> Figure:
     figure.suptitle(_title(record), fontsize="medium")
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     for axes, key in zip(panels, keys, strict=False):
-        text = record["space"][key]
-        if text.startswith("log:"):
+        told = record["space"][key]
+        if told["kind"] == "log":
             axes.set_xscale("log")
-        if ":" not in text:
-            _categories(axes, text.split(","))
+        if told["kind"] == "choices":
+            _name_choices(axes, told["text"].split(","))
         _points(axes, record, key)
         axes.set_xlabel(key)
         _finish(axes)
@@ -112,5 +115,30 @@ def _place(record: Record, trial: Record, key: str) -> float:
     """Where on the axis: a number as it is, a choice by its place among the choices."""
     if key == "number":
         return float(trial["number"])
-    value, text = trial["params"][key], record["space"][key]
-    return float(value) if ":" in text else _words(text).index(_word(value))
+    told, value = record["space"][key], trial["params"][key]
+    return float(told["values"].index(value) if told["kind"] == "choices" else value)
+
+
+def _name_choices(axes: Axes, words: list[str]) -> None:
+    crowded = sum(map(len, words)) > 20
+    axes.set_xticks(
+        range(len(words)), words, rotation=40 if crowded else 0, ha="right" if crowded else "center"
+    )
+    axes.set_xlim(-0.6, len(words) - 0.4)
+
+
+def _finish(axes: Axes) -> None:
+    axes.set_ylabel("validation accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.margins(y=0.1)
+    plain(axes)
+
+
+def _of(record: Record, state: str) -> list[Record]:
+    """Trials of a state that were measured; a failed one may not have been."""
+    trials = [trial for trial in record["trials"] if trial["state"] == state]
+    return trials if state == "failed" else [t for t in trials if t["value"] is not None]
+
+
+def _title(record: Record) -> str:
+    return f"{record['experiment']}: {len(record['trials'])} trials, chosen on validation"

@@ -118,3 +118,9 @@ def described(method: Method, *, but: tuple[str, ...] = ()) -> str:
     else:
         parts["partition"] = "central"
     return ", ".join(str(words) for name, words in parts.items() if name not in but)
+
+
+def counted(count: int, noun: str) -> str:
+    """'1 run', '2 runs', '3 analyses'."""
+    many = f"{noun[:-2]}es" if noun.endswith("is") else f"{noun}s"
+    return f"{count} {noun if count == 1 else many}"

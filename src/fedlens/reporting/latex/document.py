@@ -1,0 +1,164 @@
+"""Content → report.tex: the template's words, and beside them what the records say.
+
+In the template << >> is a value, <% %> a statement; everything put in is LaTeX already.
+"""
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from fedlens.reporting import study_figures
+from fedlens.reporting.content import About, Chapter, Content
+from fedlens.reporting.latex import audited, differences, speech
+from fedlens.reporting.latex.floats import Placed
+from fedlens.reporting.latex.results import placed_figures, results
+
+TEMPLATE, BIBLIOGRAPHY = "report.tex.j2", "references.bib"
+COLUMNS = 3  # settings described side by side
+VALUES = 6  # of one fact
+VERDICTS = 5
+FACTS = {  # what is told of the configs, as in Content
+    "clients": "Clients $K$",
+    "participation": "Share $C$ a round",
+    "local_steps": "Local steps $J$",
+    "batch_size": "Batch size",
+    "momentum": "Momentum $\\mu$",
+    "weight_decay": "Weight decay $\\lambda$",
+    "validation": "Held out for validation",
+    "density": "Density $\\rho$",
+    "calibration_rounds": "Calibration rounds $R$",
+    "epochs": "Epochs of central training",
+    "seeds": "Seeds",
+}
+
+
+def write(content: Content, folder: Path, figures: Path) -> None:
+    """report.tex and references.bib into `folder`; `figures` lies below it and holds the PDFs."""
+    drawings = [
+        drawing for drawing in study_figures.figures(content)
+        if (figures / f"{drawing.name}.pdf").exists()
+    ]  # fmt: skip
+    text = render(content, placed_figures(content.chapters, drawings, figures, folder))
+    (folder / "report.tex").write_text(text, encoding="utf-8")
+    (folder / BIBLIOGRAPHY).write_text(_data(BIBLIOGRAPHY), encoding="utf-8")
+
+
+def render(content: Content, placed: dict[str, list[Placed]]) -> str:
+    environment = Environment(
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=False,  # it would escape for HTML
+    )
+    return environment.from_string(_data(TEMPLATE)).render(
+        title=speech.tex(content.about.title),
+        date=speech.tex(content.about.date),
+        authors=_authors(content.about),
+        abstract=speech.tex(content.about.abstract),
+        size=_size(content),
+        headline=_headline(content),
+        settings=_settings(content.chapters),
+        results=results(content.chapters, placed),
+        audit=audited.checked(content.audit),
+        faults=audited.faults(content.audit),
+        verdict=audited.verdict(content.audit),
+        verdicts=_verdicts(content),
+        limits=_limits(content),
+    )
+
+
+def _data(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _authors(about: About) -> list[dict[str, str]]:
+    """One entry for each affiliation, with its people and their IDs."""
+    together: dict[str, list[str]] = {}
+    for author in about.authors:
+        known = f" ({speech.tex(author.id)})" if author.id else ""
+        together.setdefault(author.affiliation, []).append(speech.tex(author.name) + known)
+    return [
+        {"names": speech.joined(names), "affiliation": speech.tex(affiliation)}
+        for affiliation, names in together.items()
+    ]
+
+
+def _size(content: Content) -> str:
+    seeds = {run.seed for run in content.runs}
+    return (
+        f"{speech.counted(len(content.runs), 'finished run')} in "
+        f"{speech.counted(len(content.chapters), 'setting')} with "
+        f"{speech.counted(len(seeds), 'seed')}"
+    )
+
+
+def _headline(content: Content) -> str:
+    for chapter in content.chapters:
+        if chapter.headline:
+            return f"On {speech.tex(chapter.setting)}, {speech.models(chapter.headline)}"
+    return ""
+
+
+def _settings(chapters: Sequence[Chapter]) -> dict[str, Any]:
+    """Rows of a table with a column for each of the first settings."""
+    shown = chapters[:COLUMNS]
+    rows = [
+        [words, *(_values(chapter.facts.get(name, [])) for chapter in shown)]
+        for name, words in FACTS.items()
+        if any(chapter.facts.get(name) for chapter in shown)
+    ]
+    left_out = [speech.tex(chapter.setting) for chapter in chapters[COLUMNS:]]
+    return {
+        "names": [speech.tex(chapter.setting) for chapter in shown],
+        "rows": rows,
+        "width": f"{0.55 / max(1, len(shown)):.3f}",  # of a column, as a share of the page's
+        "left_out": left_out,
+    }
+
+
+def _values(values: Sequence[float]) -> str:
+    told = [speech.number(value) for value in values]
+    if len(told) > VALUES:
+        told = [*told[: VALUES - 2], r"\dots", told[-1]]
+    return ", ".join(told) or "--"
+
+
+def _verdicts(content: Content) -> list[str]:
+    """What is decided, table by table."""
+    told = []
+    for chapter in content.chapters:
+        where = f" ({speech.tex(chapter.setting)})" if len(content.chapters) > 1 else ""
+        texts = [text for grid in chapter.grids if (text := differences.verdict(grid))]
+        told += [f"{text}{where}" for text in texts]
+    rest = len(told) - VERDICTS
+    more = [f"{speech.counted(rest, 'more table')} in the HTML page"] if rest > 0 else []
+    return [*told[:VERDICTS], *more]
+
+
+def _limits(content: Content) -> str:
+    cells = [
+        cell for chapter in content.chapters
+        for grid in [*([chapter.headline] if chapter.headline else []), *chapter.grids]
+        for row in grid.cells for cell in row if cell
+    ]  # fmt: skip
+    single = sum(len(cell.seeds) == 1 for cell in cells)
+    told = []
+    if single:
+        told.append(
+            f"Of {speech.counted(len(cells), 'number')} in the tables, {speech.number(single)} "
+            f"come from one seed and decide nothing."
+        )
+    if content.unfinished:
+        told.append(f"{speech.counted(len(content.unfinished), 'run')} did not finish and count "
+                    "for nothing.")  # fmt: skip
+    return " ".join(told)

@@ -1,0 +1,167 @@
+"""What each section of the paper says of each setting, as rows of one table.
+
+A section speaks only where its setting has data; where no setting has any it names the suite that
+would give it some.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedlens.reporting.content import Chapter, Grid
+from fedlens.reporting.latex import differences, speech
+
+ANALYSES = 2  # of one kind, spoken of
+OBSERVED = ("headline", "heterogeneity", "local_steps", "mask_rules", "algorithms")
+SENT = ("headline", "mask_rules", "algorithms", "local_steps", "heterogeneity")
+
+
+class Found(NamedTuple):
+    """A setting, and those of its tables that a section is about."""
+
+    chapter: Chapter
+    grids: list[Grid]
+
+
+@dataclass(frozen=True)
+class Section:
+    """`speak` has a setting and its tables of these `chapters`; no sentence means no data."""
+
+    suite: str
+    speak: Callable[[Found], list[str]]
+    chapters: tuple[str, ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()  # (kind, chapter or first word of name)
+
+    def grids(self, chapter: Chapter) -> list[Grid]:
+        found = [*([chapter.headline] if chapter.headline else []), *chapter.grids]
+        return [grid for name in self.chapters for grid in found if grid.chapter == name]
+
+    def sentences(self, chapter: Chapter) -> list[str]:
+        return [said for said in self.speak(Found(chapter, self.grids(chapter))) if said]
+
+
+def _models(found: Found) -> list[str]:
+    told = [(speech.models(grid), differences.contrasts(grid)) for grid in found.grids]
+    return [text for said, tested in told if said for text in (f"The {said}", *tested)]
+
+
+def _compared(found: Found) -> list[str]:
+    """The differences of the first table; of one without any, its values, which decide nothing."""
+    if not found.grids:
+        return []
+    first, *others = found.grids
+    told = differences.contrasts(first) or [speech.reached(first), *_untested(first)]
+    return [*told, *_elsewhere(others)]
+
+
+def _untested(grid: Grid) -> list[str]:
+    several = sum(cell is not None for row in grid.cells for cell in row) > 1
+    return ["No paired test belongs to these numbers: no ordering is claimed."] if several else []
+
+
+def _elsewhere(grids: list[Grid]) -> list[str]:
+    """Further tables of the same question, by their files."""
+    if not grids:
+        return []
+    named = [speech.file(f"tables/{grid.name}.csv") for grid in grids[:2]]
+    more = [speech.number(len(grids) - 2) + " more"] if len(grids) > 2 else []
+    return [f"The same question under other conditions: {speech.joined([*named, *more])}."]
+
+
+def _steps(found: Found) -> list[str]:
+    if not found.grids:
+        return []
+    return [
+        speech.across(found.grids[0]),
+        "Columns are at the same number of local steps in all; no paired test compares them.",
+    ]
+
+
+def _arithmetic(found: Found) -> list[str]:
+    told = [speech.scaled(curve) for curve in found.chapter.alphas[:ANALYSES]]
+    rest = len(found.chapter.alphas) - ANALYSES
+    if rest > 0:
+        told.append(f"{speech.counted(rest, 'more sweep')} in {speech.file('content.json')}.")
+    return told
+
+
+def _drift(found: Found) -> list[str]:
+    """Of the first set with anything observed, the first method and the last of its table."""
+    for grid in found.grids:
+        sets = [told for told in found.chapter.curves if told.name == grid.name]
+        seen = {one.label: one for told in sets for one in told.observations}
+        labels = [f"{r}, {c}" for r in grid.rows for c in grid.columns] + grid.rows + grid.columns
+        told = [text for label in labels if label in seen
+                if (text := speech.observed(seen[label]))]  # fmt: skip
+        if told:
+            return list(dict.fromkeys((told[0], told[-1])))
+    return []
+
+
+def _first(said: Callable[[Grid], str]) -> Callable[[Found], list[str]]:
+    """Of the first table of which there is anything to say."""
+    return lambda found: [next((text for g in found.grids if (text := said(g))), "")]
+
+
+def _findings(*kinds: str) -> Callable[[Found], list[str]]:
+    def speak(found: Found) -> list[str]:
+        told = []
+        for kind in kinds:
+            mine = [finding for finding in found.chapter.findings if finding.kind == kind]
+            told += [speech.analysed(finding) for finding in mine[:1]]
+        return told
+
+    return speak
+
+
+def _aggregators(found: Found) -> list[str]:
+    return [*_compared(found), *_findings("merge", "compose")(found)]
+
+
+TABLE = {
+    "models": Section("models", _models, ("headline",), (("curves", "headline"),)),
+    "rules": Section(
+        "mask_rules", _compared, ("mask_rules",), (("grid", "mask_rules"), ("mask", ""))
+    ),
+    "heterogeneity": Section(
+        "heterogeneity",
+        _compared,
+        ("local_steps", "heterogeneity"),
+        (("grid", "local_steps"), ("grid", "heterogeneity")),
+    ),
+    "steps": Section("local_steps", _steps, ("local_steps",)),
+    "density": Section("sparsity", _compared, ("sparsity",), (("grid", "sparsity"),)),
+    "arithmetic": Section("arithmetic", _arithmetic, (), (("alpha", ""),)),
+    "aggregators": Section(
+        "algorithms",
+        _aggregators,
+        ("algorithms",),
+        (("grid", "algorithms"), ("finding", "merge"), ("finding", "compose")),
+    ),
+    "calibration": Section("calibration_rounds", _compared, ("calibration_rounds",)),
+    "heads": Section("centralized", _compared, ("heads",)),
+    "schedules": Section("schedulers", _compared, ("schedules",)),
+    "central": Section("centralized", _compared, ("central",)),
+    "drift": Section(
+        "models", _drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)
+    ),
+    "communication": Section("models", _first(speech.sent), SENT),
+    "bytes": Section(
+        "models", _first(speech.bought), SENT, tuple(("bytes", name) for name in SENT)
+    ),
+    "clients": Section(
+        "arithmetic",
+        _findings("clients", "forget"),
+        (),
+        (("finding", "clients"), ("finding", "forget")),
+    ),
+    "conflicts": Section(
+        "arithmetic", _findings("interference"), (), (("finding", "interference"),)
+    ),
+}  # in the order in which they are given room
+
+
+def spoken(section: Section, chapters: Sequence[Chapter]) -> list[tuple[Chapter, list[str]]]:
+    """Settings with data for it, and what is said of each."""
+    told = [(chapter, section.sentences(chapter)) for chapter in chapters]
+    return [(chapter, sentences) for chapter, sentences in told if sentences]
