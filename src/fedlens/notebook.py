@@ -41,15 +41,15 @@ def home(folder: str = "fedlens", *, mount: str = "/content/drive") -> Path:
     return found
 
 
-def fedlens(words: str, *, live: bool = True) -> None:
-    """Runs `fedlens WORDS`, with curves of the runs it works on while it does.
+def fedlens(*words: str, live: bool = True) -> None:
+    """Runs `fedlens` with these words, and draws curves of the runs it works on while it does.
 
     A run that was interrupted goes on; one that is finished is not repeated.
     """
     command = typer.main.get_command(app)
     with _live(RUNS) if live else contextlib.nullcontext():
         try:
-            command.main(shlex.split(words), prog_name="fedlens", standalone_mode=False)
+            command.main(shlex.split(" ".join(words)), prog_name="fedlens", standalone_mode=False)
         except FedlensError as error:
             # One sentence, as in a terminal: a traceback through the package helps nobody.
             raise SystemExit(f"error: {error}") from None

@@ -1,12 +1,28 @@
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from importlib.resources import files
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fedlens.errors import FedlensError
 from fedlens.experiments import validate as validate_module
-from fedlens.experiments.compose import amend, compose, experiments, groups, load, options, to_yaml
+from fedlens.experiments.compose import (
+    amend,
+    changed,
+    command,
+    compose,
+    documentation,
+    experiments,
+    groups,
+    load,
+    options,
+    to_yaml,
+    word,
+)
 from fedlens.experiments.config import (
     Config,
     MergeConfig,
@@ -44,6 +60,7 @@ from fedlens.experiments.validate import validate
         ("data.validation=0", "evaluate.select=last"),
         ("backbone.freeze_blocks=-1", "0 or more"),
         ("head.dropout=1", r"\[0, 1\)"),
+        ("evaluate.test=maybe", "evaluate.test: Value 'maybe'"),
         ("evaluate.select=test", "evaluate.select=test is unknown: did you mean"),
         ("experiment=ridge", "first word"),
         ("device=tpu", "device=tpu is unknown"),
@@ -114,8 +131,8 @@ def test_every_experiment_composes_and_documents_itself(name: str) -> None:
     config = compose(name, [])
     assert config.experiment == name
     entry = next(e for e in experiments() if e.name == name)
-    for word in (f"command: fedlens run {name}", "cost:", "expect:"):
-        assert word in entry.documentation
+    for said in (f"command: fedlens run {name}", "cost:", "expect:"):
+        assert said in entry.documentation
 
 
 @pytest.mark.parametrize("group", [g for g in groups() if g != "experiment"])
@@ -346,3 +363,111 @@ def test_rounds_follow_from_the_budget_of_local_steps(steps: int, expected: int)
     assert rounds(compose("fedavg_iid", [f"federated.local_steps={steps}"])) == expected
     assert rounds(compose("fedavg_iid", [f"federated.local_steps={steps}",
                                          "federated.rounds=7"])) == 7  # fmt: skip
+
+
+def test_a_run_that_is_not_tested_is_another_run_and_has_no_test_curve() -> None:
+    untested = compose("centralized", ["evaluate.test=false"])
+    assert run_name(untested) != run_name(compose("centralized", []))
+    with pytest.raises(FedlensError, match=r"leave evaluate\.test_curve out"):
+        compose("centralized", ["evaluate.test=false", "evaluate.test_curve=true"])
+
+
+TOLD = [
+    ["seed=3", "train.lr=1e-5", "train.clip_norm=0.5", "threads=1", "data.root=/somewhere"],
+    ["backbone=vit_tiny", "data=synthetic", "train.nesterov=true", "data.train_per_class=7"],
+    ["algorithm=consensus", "engine=parallel", "backbone.weights='/a b/x=1,2.pth'"],
+]
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(options("experiment"))))
+def test_a_command_gives_its_config_again(place: int, name: str) -> None:
+    config = compose(name, TOLD[place % len(TOLD)])
+    said = command(config)
+    assert said[:3] == ["fedlens", "run", name]
+    assert essence(compose(name, said[3:])) == essence(config)
+    assert not any(one.startswith(("threads", "data.root", "engine")) for one in said)
+
+
+def test_a_command_says_only_what_its_experiment_does_not() -> None:
+    config = compose("quickstart", ["train.lr=0.1", "run.name=it", "seed=2"])
+    assert command(config) == ["fedlens", "run", "quickstart", "seed=2"]
+    named = compose("ridge", ["backbone=timm:resnet18.a1_in1k", "head.temperature=2"])
+    assert "backbone.name=timm:resnet18.a1_in1k" in command(named)
+    assert "head.temperature=2.0" in command(named)
+    undone = compose("sparse_fedavg", ["sparse.density=null", "federated.clients=5"])
+    assert {"sparse.density=null", "federated.clients=5"} <= set(command(undone))
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()))
+@example("null")
+@example("1e-3")
+@example("it's \\'here\\")
+@example(["a", 1, None, "b,c"])
+def test_a_word_is_read_as_the_value_it_was_made_of(value: object) -> None:
+    if isinstance(value, str) and ("${" in value or not value.isprintable()):
+        return  # OmegaConf's own, and what no command line holds
+    parsed = OverridesParser.create().parse_override(f"key={word(value)}")
+    assert parsed.value() == value
+    assert type(parsed.value()) is type(value)
+
+
+def test_an_experiment_may_be_a_file(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "# @package _global_\n# Mine.\n#\n# cost: none\n"
+        "defaults:\n  - /experiment/quickstart\n  - override /head: ridge\ntrain: {lr: 0.5}\n"
+    )
+    found = compose(str(path), ["seed=3", "head.temperature=2"])
+    by_words = compose("quickstart", ["head=ridge", "train.lr=0.5", "seed=3", "head.temperature=2"])
+    assert found == by_words
+    assert documentation(str(path)) == "Mine.\n\ncost: none"
+    path.write_text("train: {lr: 0.5}\n")  # without the line that is for Hydra
+    assert compose(str(path), []) == compose("centralized", ["train.lr=0.5"])
+
+
+@pytest.mark.parametrize("name", ["quickstart_sparse", "fedavg_noniid"])
+def test_a_copy_of_an_experiment_is_that_experiment(name: str, tmp_path) -> None:
+    ours = files("fedlens.configs").joinpath("experiment", f"{name}.yaml")
+    (tmp_path / "copy.yml").write_text(ours.read_text())
+    assert compose(str(tmp_path / "copy.yml"), []) == compose(name, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("train: {lrr: 1}", "mine.yaml: train.lrr: Key 'lrr' not in 'TrainConfig'"),
+        ("train: {lr: fast}", "mine.yaml: train.lr: Value 'fast'"),
+        ("train: {lr: -1}", "mine.yaml: train.lr=-1.0 must be positive"),
+        ("lr: 1", "mine.yaml: lr: Key 'lr' not in 'Config'"),
+        ("train: {lr: 1", r"mine.yaml is not a YAML file \(line"),
+        ("- 1", "is not an experiment"),
+        ("", "is not an experiment"),
+        ("\x00", "is not a YAML file"),
+        ("defaults: [/experiment/quickstrt]", "Could not load 'experiment/quickstrt'"),
+        ("defaults: [override /heat: ridge]", "Could not override 'heat'"),
+        ("experiment: mine", "experiment=mine is none of ours"),
+    ],
+)
+def test_a_bad_experiment_file_is_refused_in_a_sentence(
+    text: str, complaint: str, tmp_path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(FedlensError, match=complaint) as caught:
+        compose(str(tmp_path / "mine.yaml"), [])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_file_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(FedlensError, match=r"absent\.yaml cannot be read: No such file"):
+        compose(str(tmp_path / "absent.yaml"), [])
+
+
+def test_a_changed_config_is_checked_like_a_composed_one() -> None:
+    config = compose("quickstart", ["threads=1"])
+    other = changed(config, {"train.lr": 0.3, "train.schedule.name": "step", "head.freeze": True})
+    words = ["threads=1", "train.lr=0.3", "train.schedule.name=step", "head.freeze=true"]
+    assert other == compose("quickstart", words)
+    assert config == compose("quickstart", ["threads=1"])
+    for values in ({"train.lr": -1}, {"train.epochs": 1.5}, {"train.lrr": 1}):
+        with pytest.raises(FedlensError):
+            changed(config, values)

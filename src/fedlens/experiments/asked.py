@@ -52,9 +52,13 @@ def rounds_kept(folder: RunFolder) -> list[int]:
 
 
 def result_of(folder: RunFolder) -> Record:
-    """What a run came to; one that is not finished has nothing to be edited."""
+    """What a run came to; one that is not finished, or not tested, is not edited."""
     if folder.result is None:
         raise FedlensError(
             f"{folder.name} is not finished: go on with `fedlens resume {folder.path}` first."
+        )
+    if "test" not in folder.result:
+        raise FedlensError(
+            f"{folder.name} never opened its test split: run it with evaluate.test=true first."
         )
     return folder.result

@@ -1,16 +1,22 @@
-"""From words on a command line to a checked `Config`: Hydra composes, we refuse in one sentence."""
+"""From words on a command line to a checked `Config`, and back: Hydra composes, we refuse in one
+sentence.
+"""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import OverrideType, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -20,6 +26,7 @@ from fedlens.experiments.config import CIRCUMSTANCES, Config, keys
 from fedlens.experiments.validate import validate
 
 CONFIGS = "fedlens.configs"
+FROM_FILE = "from_file"  # what Hydra calls an experiment that is somebody's own file
 MOVABLE = (*(key for key in CIRCUMSTANCES if key != "run"), "backbone.weights")
 
 
@@ -37,6 +44,13 @@ def experiments() -> list[Experiment]:
         text = files(CONFIGS).joinpath("experiment", f"{name}.yaml").read_text(encoding="utf-8")
         found.append(Experiment(name, header(text)))
     return found
+
+
+def documentation(experiment: str) -> str:
+    """What the header of an experiment says, be it one of ours or a file."""
+    if _is_file(experiment):
+        return header(_text(Path(experiment)))
+    return next(entry.documentation for entry in experiments() if entry.name == experiment)
 
 
 def header(text: str) -> str:
@@ -64,16 +78,135 @@ def options(group: str) -> list[str]:
 
 
 def compose(experiment: str, overrides: list[str]) -> Config:
-    """The config of `experiment` with `key=value` overrides, checked."""
+    """The config of `experiment` with `key=value` overrides, checked.
+
+    An experiment is one of ours by name, or anybody's by the path of its YAML file.
+    """
+    checked = [part for override in overrides for part in _checked(override)]
+    if _is_file(experiment):
+        return _from_file(Path(experiment), checked)
     if experiment not in options("experiment"):
         raise FedlensError(
-            f"Unknown experiment '{experiment}': {suggest(experiment, options('experiment'))}"
+            f"Unknown experiment '{experiment}' (nor a .yaml file): "
+            f"{suggest(experiment, options('experiment'))}"
         )
-    checked = [part for override in overrides for part in _checked(override)]
+    return _composed([f"+experiment={experiment}", *checked])
+
+
+def command(config: Config) -> list[str]:
+    """The words that give this config again, wherever and however they are run."""
+    told = (f"{key}={word(value)}" for key, value in differences(config).items())
+    return ["fedlens", "run", config.experiment, *told]
+
+
+def differences(config: Config) -> dict[str, Any]:
+    """What a config says beyond its experiment, key by key; circumstances are left out."""
+    plain = _plain(config.experiment)
+    return {
+        key: value
+        for key, value in _leaves(asdict(config))
+        if value != plain[key] and not _within(key, CIRCUMSTANCES)
+    }
+
+
+def word(value: object) -> str:
+    """A value as it is written behind the equals sign."""
+    if isinstance(value, str):
+        try:
+            read = OverridesParser.create().parse_override(f"key={value}").value()
+        except HydraException:
+            read = None
+        return value if type(read) is str and read == value else _quoted(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(word, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return repr(value)
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The config with other values of some keys, checked."""
+    try:
+        other = OmegaConf.structured(config)
+        for key, value in values.items():
+            OmegaConf.update(other, key, value)
+        return _finished(other)
+    except OmegaConfBaseException as error:
+        raise FedlensError(_in_one_sentence(error)) from error
+
+
+def _quoted(text: str) -> str:
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+@cache
+def _plain(experiment: str) -> dict[str, Any]:
+    return dict(_leaves(asdict(compose(experiment, []))))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("train.lr", 0.1) and so on."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _within(key: str, others: tuple[str, ...]) -> bool:
+    return any(key == other or key.startswith(f"{other}.") for other in others)
+
+
+def _is_file(experiment: str) -> bool:
+    return experiment.endswith((".yaml", ".yml"))
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        told = yaml.safe_load(text)
+    except OSError as error:
+        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise FedlensError(f"{path} is not a YAML file{line}.") from error
+    if not isinstance(told, dict):
+        raise FedlensError(
+            f"{path} is not an experiment: it says nothing of the form `key: value`."
+        )
+    return text
+
+
+def _from_file(path: Path, overrides: list[str]) -> Config:
+    """Hydra reads experiments from folders it knows, so it is shown a copy in one."""
+    text = _text(path)
+    if "@package" not in text:
+        text = f"# @package _global_\n{text}"
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, "experiment", f"{FROM_FILE}.yaml")
+        copy.parent.mkdir()
+        copy.write_text(text, encoding="utf-8")
+        place = _quoted(f"file://{folder}")
+        try:
+            config = _composed(
+                [f"hydra.searchpath=[{place}]", f"+experiment={FROM_FILE}", *overrides]
+            )
+        except FedlensError as error:
+            raise FedlensError(f"{path}: {error}") from error
+    if config.experiment not in options("experiment"):
+        raise FedlensError(
+            f"{path}: experiment={config.experiment} is none of ours: leave that key out, and say "
+            "what it is based on, such as `defaults: [/experiment/centralized]`."
+        )
+    return config
+
+
+def _composed(overrides: list[str]) -> Config:
     ConfigStore.instance().store(name="schema", node=Config)
     try:
         with initialize_config_module(CONFIGS, version_base="1.3"):
-            composed = hydra_compose("config", overrides=[f"+experiment={experiment}", *checked])
+            composed = hydra_compose("config", overrides=overrides)
         return _finished(composed)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise FedlensError(_in_one_sentence(error)) from error
@@ -100,7 +233,7 @@ def amend(config: Config, overrides: list[str]) -> Config:
     """A stored config under other circumstances (device, data.root, …): not another experiment."""
     for override in overrides:
         key = override.partition("=")[0]
-        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MOVABLE):
+        if not _within(key, MOVABLE):
             raise FedlensError(
                 f"'{override}' cannot be changed in a run that has begun (only "
                 f"{', '.join(MOVABLE)}): use `fedlens run` for another run."
@@ -157,7 +290,8 @@ def _checked(override: str) -> list[str]:
 
 def _in_one_sentence(error: Exception) -> str:
     """What OmegaConf and Hydra say over several lines: the key, then the complaint."""
-    told = f"{error.__cause__ or error}"
+    told = f"{error.__cause__ or error}".partition("Config search path:")[0]
+    told = re.sub(rf"^In '(experiment/{FROM_FILE}|config)': (\w+ raised while .*)?", "", told)
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
     said = [line for line in lines if not line.startswith(("full_key", "reference", "object"))]

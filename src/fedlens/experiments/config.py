@@ -155,6 +155,7 @@ class EvaluateConfig:
     every: int = 1  # epochs or rounds
     batch_size: int = 256
     select: str = "best"  # which parameters meet the test split: best on validation, or last
+    test: bool = True  # false: the test split is never opened, as in a search of hyper-parameters
     test_curve: bool = False
 
 

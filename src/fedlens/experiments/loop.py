@@ -22,6 +22,8 @@ from fedlens.training.local import Tally
 
 log = logging.getLogger(__name__)
 
+Watch = Callable[[int, float], None]  # (epoch or round, validation top-1); it may raise Abandoned
+
 
 @dataclass
 class Position:
@@ -63,8 +65,13 @@ class Loop:
         total: int,
         began: float,
         remarks: Callable[[Evaluation], dict[str, Any]] = lambda found: {},
+        watch: Watch | None = None,
     ) -> None:
-        """`began` is when this session's clock did; `remarks` go into a record with validation."""
+        """`began` is when this session's clock did; `remarks` go into a record with validation.
+
+        `watch` is told of every validation once the unit is closed; a resumed run tells it anew of
+        those before, so that it sees the whole curve.
+        """
         self.config = config
         self.measure = measure
         self.ledger = ledger
@@ -73,6 +80,7 @@ class Loop:
         self.total = total
         self.clock = began
         self.remarks = remarks
+        self.watch = watch
         self.position = Position()
         self.test_curve: Callable[[int], None] | None = None
         if config.evaluate.test_curve:
@@ -87,6 +95,8 @@ class Loop:
         stored = found.state["position"]
         self.position = Position(**{**stored, "tally": Tally(**stored["tally"])})
         log.info("resuming from checkpoint %s", found.name)
+        for record in self.ledger.folder.journal("metrics").read() if self.watch else []:
+            self._tell(record)
         if self.position.pending:
             self.close(trainee, **self.position.pending)
 
@@ -128,6 +138,7 @@ class Loop:
         ranks = score is not None and self.ledger.checkpoints.ranks(score)
         if self.finished or ranks or number % self.config.checkpoint.every == 0 or self.due:
             self.save(trainee, score=score)
+        self._tell(record)
 
     @property
     def due(self) -> bool:
@@ -151,6 +162,10 @@ class Loop:
         """Saves where training was interrupted, unless that very position is saved already."""
         if self._name() not in self.ledger.checkpoints.names():
             self.save(trainee)
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        if self.watch and (found := record.get("validation")):
+            self.watch(record[self.unit], found["top1"])
 
     def _name(self) -> str:
         position = self.position

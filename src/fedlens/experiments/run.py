@@ -28,11 +28,11 @@ from fedlens.experiments.engine import choose_engine
 from fedlens.experiments.federation import Federation
 from fedlens.experiments.ledger import Ledger
 from fedlens.experiments.logs import logging_to
-from fedlens.experiments.loop import Loop, Position
+from fedlens.experiments.loop import Loop, Position, Watch
 from fedlens.experiments.masking import masked
 from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
-from fedlens.experiments.signals import Interrupted, StopRequest, listening
+from fedlens.experiments.signals import Abandoned, Interrupted, StopRequest, listening
 from fedlens.experiments.tracking import open_tracker
 from fedlens.federated.observe import client_accuracy
 from fedlens.files import clear_partials, replacing
@@ -43,8 +43,11 @@ from fedlens.training.local import Model
 log = logging.getLogger(__name__)
 
 
-def start(config: Config) -> RunFolder:
-    """Runs `config`, continuing where an earlier session of the same run stopped."""
+def start(config: Config, *, watch: Watch | None = None) -> RunFolder:
+    """Runs `config`, continuing where an earlier session of the same run stopped.
+
+    `watch` is called after every validation with (epoch or round, top-1); it may raise Abandoned.
+    """
     config = resolved(config)
     folder = RunFolder(Path(config.run.root) / run_name(config))
     if folder.config.exists():
@@ -54,7 +57,7 @@ def start(config: Config) -> RunFolder:
                 f"{folder.path} holds a run with another config: choose another run.name."
             )
         config = _as_begun(config, stored)
-    return _run(config, folder)
+    return _run(config, folder, watch)
 
 
 def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
@@ -78,7 +81,7 @@ def _without_weights(config: Config) -> Config:
     return replace(config, backbone=replace(config.backbone, weights=None))
 
 
-def _run(config: Config, folder: RunFolder) -> RunFolder:
+def _run(config: Config, folder: RunFolder, watch: Watch | None = None) -> RunFolder:
     if folder.result is not None:
         log.info("%s is finished: nothing to do", folder.name)
         return folder
@@ -92,7 +95,10 @@ def _run(config: Config, folder: RunFolder) -> RunFolder:
         try:
             clear_partials(folder.path)
             folder.forget_failure()
-            _work(config, folder, device, stop)
+            _work(config, folder, device, stop, watch)
+        except Abandoned as reason:
+            log.info("abandoned: %s", reason)
+            raise
         except Interrupted as reason:
             log.warning("stopped by %s; what was done is saved", reason)
             raise Interrupted(f"go on with: fedlens resume {folder.path}") from reason
@@ -118,7 +124,13 @@ def _in_words(error: Exception, folder: RunFolder) -> Exception:
     return error
 
 
-def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopRequest) -> None:
+def _work(
+    config: Config,
+    folder: RunFolder,
+    device: torch.device,
+    stop: StopRequest,
+    watch: Watch | None,
+) -> None:
     began = time.monotonic()
     keep_large_blocks()
     if config.threads:
@@ -127,7 +139,8 @@ def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopReq
     _write_config(config, folder)
     log.info("run %s", folder.name)
 
-    parts = build(config, device, stop, opened=Choice(**folder.choice) if folder.choice else None)
+    opened = Choice(**folder.choice) if folder.choice and config.evaluate.test else None
+    parts = build(config, device, stop, opened=opened)
     _sign(config, folder, parts, device)
     parts = masked(config, parts, folder, stop)
     checkpoints = Checkpoints(
@@ -140,15 +153,16 @@ def _work(config: Config, folder: RunFolder, device: torch.device, stop: StopReq
     with open_tracker(config.tracker.name, folder.path, project=config.tracker.project,
                       mode=config.tracker.mode, config=asdict(config)) as tracker:  # fmt: skip
         ledger = Ledger(folder, checkpoints)
-        make_loop = partial(Loop, config, measure, ledger, tracker, began=began)
+        make_loop = partial(Loop, config, measure, ledger, tracker, began=began, watch=watch)
         if parts.partition is None:
             position = _train_centrally(config, parts, model, make_loop, stop)
         else:
             position = _train_federated(config, folder, parts, make_loop, stop)
         result = _conclude(config, folder, parts, measure, checkpoints, position)
         folder.write("result", result)
-        tracker.log(position.done, {"test/top1": result["test"]["top1"]})
-    log.info("test accuracy %.2f %%", 100 * result["test"]["top1"])
+        if test := result.get("test"):
+            tracker.log(position.done, {"test/top1": test["top1"]})
+            log.info("test accuracy %.2f %%", 100 * test["top1"])
 
 
 def _train_centrally(
@@ -234,7 +248,7 @@ def _conclude(
     checkpoints: Checkpoints,
     position: Position,
 ) -> dict[str, Any]:
-    """Fixes the choice, then opens the test split for it."""
+    """Fixes the choice, then opens the test split for it, where it is to be opened."""
     by_validation = config.evaluate.select == "best" and position.best is not None
     chosen = position.done
     if by_validation and position.best:
@@ -250,18 +264,20 @@ def _conclude(
         folder.write("choice", asdict(choice))
     counted = unit(config)
     records = {record[counted]: record for record in folder.journal("metrics").read()}
-    test = measure.test(choice)
     return {
         **_what(config),
         "choice": asdict(choice),
         "units": position.done,
         "validation": records[chosen].get("validation"),
-        "test": asdict(test),
-        **_per_client(parts, test),
+        **(_tested(parts, measure.test(choice)) if config.evaluate.test else {}),
         "facts": parts.facts,
         "seconds": round(position.seconds, 1),
         "finished": manifest.now(),
     }
+
+
+def _tested(parts: Parts, found: Evaluation) -> dict[str, Any]:
+    return {"test": asdict(found), **_per_client(parts, found)}
 
 
 def _per_client(parts: Parts, found: Evaluation) -> dict[str, Any]:

@@ -13,6 +13,10 @@ class Interrupted(Exception):
     """Work stopped at a safe point because the user or the system asked."""
 
 
+class Abandoned(Interrupted):
+    """Work stopped at a safe point because its watcher has seen enough."""
+
+
 class StopRequest:
     """Set by a signal; `check` raises at points where stopping is safe."""
 

@@ -121,6 +121,10 @@ def validate(config: Config) -> None:
         (config.augment.randaugment >= 0, "augment.randaugment must be 0 or more"),
         (0 <= config.augment.magnitude <= 30, "augment.magnitude must lie in [0, 30]"),
         (config.evaluate.every > 0, "evaluate.every must be at least 1"),
+        (
+            config.evaluate.test or not config.evaluate.test_curve,
+            "evaluate.test=false never opens the test split: leave evaluate.test_curve out",
+        ),
         (config.evaluate.batch_size > 0, "evaluate.batch_size must be at least 1"),
         (config.checkpoint.every > 0, "checkpoint.every must be at least 1"),
         (config.checkpoint.minutes > 0, "checkpoint.minutes must be positive"),

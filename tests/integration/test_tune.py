@@ -1,0 +1,222 @@
+"""A search of real runs: it never sees a test image, survives its death, and can be run."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.data.images import Images
+from fedlens.experiments.config import Config
+from fedlens.experiments.records import RunFolder, runs
+from fedlens.experiments.run import resume, start
+from fedlens.experiments.signals import Abandoned
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Tiny, facts
+from tests.integration.test_leakage import swapped
+
+KILLED = -9
+ZYGOTE = Path(__file__).with_name("zygote.py")
+SMALL = [word for word in TINY if not word.startswith("train.lr=")]
+WORDS = ["quickstart", *SMALL, *ON_FEATURES, "--search", "train.lr=log:1e-3:10", "--name", "it"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def never(images: Images) -> Images:
+    raise AssertionError("the test split was opened")
+
+
+def outcome(root: Path) -> dict[str, Any]:
+    """All a search came to but how long it took."""
+    record: dict[str, Any] = json.loads((root / "tune/it/trials.json").read_text())
+    for trial in record["trials"]:
+        del trial["seconds"]
+    return {key: record[key] for key in ("trials", "best", "importance", "space")}
+
+
+def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
+    fedlens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        swapped(patch, never)
+        code, out, err = fedlens("tune", *WORDS, "--trials", "7")
+    assert code == 0, err
+    assert "trial 7 of 7" in err
+    assert "best so far" in err
+    assert "fedlens run runs/tune/it/best.yaml" in out
+    folder = Path("runs/tune/it")
+    for name in ("history.png", "slices.png", "importance.png", "trials.csv", "study.db"):
+        assert (folder / name).stat().st_size > 0
+    found = outcome(Path("runs"))
+    assert len(found["trials"]) == 7
+    best = found["trials"][found["best"] - 1]
+    for run in runs(folder / "runs"):
+        assert run.result is None or "test" not in run.result
+        assert not run.checkpoints.exists()
+        assert "test" not in json.dumps(run.journal("test_curve").read())
+    code, _, err = fedlens("tune", *WORDS, "--trials", "7")
+    assert (code, "is finished" in err) == (0, True)
+    code, out, err = fedlens("run", str(folder / "best.yaml"), "threads=1")
+    assert code == 0, err
+    (tested,) = runs(Path("runs"))
+    assert tested.result is not None
+    assert tested.result["validation"]["top1"] == best["value"]  # the trial, bit for bit
+    assert "test" in tested.result
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Callable[..., int]]:
+    """The exit code of a search in a child of the zygote, which dies on command."""
+    loaded = "runpy, fedlens.experiments.tune, fedlens.reporting.tune_figures"  # once, for all
+    program = f"import {loaded}; runpy.run_path({str(ZYGOTE)!r}, run_name='__main__')"
+    zygote = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+
+    def send(root: Path, **how: Any) -> int:
+        argv = ["tune", *WORDS, "--trials", "6", "--runs", str(root)]
+        zygote.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
+        zygote.stdin.flush()
+        return int(json.loads(zygote.stdout.readline())["status"])
+
+    yield send
+    zygote.stdin.close()
+    zygote.wait(timeout=10)
+    zygote.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+def test_a_search_killed_at_random_moments_ends_as_if_it_never_had_been(
+    session: Callable[..., int], tmp_path: Path
+) -> None:
+    """By file operations, and by the clock, which also hits the database at its work."""
+    draw, deaths = random.Random(8), 0
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert session(whole) == 0
+    deaths += session(killed, die_at=draw.randrange(20, 200)) == KILLED
+    deaths += session(killed, delay=draw.uniform(1, 3)) == KILLED
+    deaths += session(killed, die_at=draw.randrange(5, 100)) == KILLED
+    assert session(killed) == 0
+    assert deaths >= 2
+    assert outcome(killed) == outcome(whole)
+    assert (killed / "tune/it/slices.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["quickstart", "--search", "train.lrr=1,2"], "did you mean 'train.lr'"),
+        (["quickstart", "--search", "train.lr=log:0:1"], "begins above 0"),
+        (["quickstrat"], "did you mean 'quickstart'"),
+        (["absent.yaml"], "absent.yaml cannot be read"),
+        (["quickstart", "--pruner", "medain"], "did you mean 'median'"),
+        (["quickstart", "--name", "../up"], "one plain folder name"),
+        (["quickstart", "run.name=mine"], "--name"),
+        (["quickstart", "data.validation=0", "evaluate.select=last"], "nothing to compare"),
+        ([*WORDS, "--trials", "2", "train.clip_norm=1", "backbone.freeze_blocks=1"], "goes with"),
+    ],
+)
+def test_mistakes_are_one_sentence(fedlens, words: list[str], complaint: str) -> None:
+    code, _, err = fedlens("tune", *words)
+    assert code == 2
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert complaint in last
+
+
+def test_a_search_whose_trials_all_fail_says_so(fedlens) -> None:
+    words = [*SMALL, *ON_FEATURES, "--search", "train.lr=log:1e30:1e32", "--trials", "2"]
+    code, _, err = fedlens("tune", "quickstart", *words, "--name", "it")
+    assert code == 2
+    assert "No trial of it came to an end (2 failed)" in err.splitlines()[-1]
+    assert "lower train.lr" in Path("runs/tune/it/trials.csv").read_text()
+    assert not Path("runs/tune/it/best.yaml").exists()
+
+
+def test_help_has_an_example(fedlens) -> None:
+    code, out, _ = fedlens("tune", "--help")
+    assert code == 0
+    for word in ("fedlens tune sparse_fedavg", "log:1e-4:1", "best.yaml", "--trials", "--timeout"):
+        assert word in out
+
+
+@pytest.mark.parametrize("mode", [ON_FEATURES, [*FEDERATED, *ON_FEATURES]])
+def test_a_run_may_leave_the_test_split_alone(
+    fedlens, mode: list[str], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        swapped(patch, never)
+        untested = start(tiny(*mode, "evaluate.test=false"))
+    tested = start(tiny(*mode))
+    assert untested.name != tested.name
+    assert untested.result is not None
+    assert tested.result is not None
+    assert "test" not in untested.result
+    assert "per_client" not in untested.result
+    assert untested.choice == untested.result["choice"] == tested.result["choice"]
+    assert untested.result["validation"] == tested.result["validation"]
+    code, out, _ = fedlens("ls", "--runs", str(untested.path.parent))
+    assert (code, "unreadable" in out) == (0, False)
+    code, out, _ = fedlens("show", str(untested.path))
+    assert (code, "–" in out) == (0, True)
+    code, _, err = fedlens("arithmetic", "alpha", str(untested.path))
+    assert code == 2
+    assert "never opened its test split: run it with evaluate.test=true" in err
+
+
+class Watcher:
+    def __init__(self, enough: int = 99) -> None:
+        self.enough = enough
+        self.seen: list[tuple[int, float]] = []
+
+    def __call__(self, unit: int, top1: float) -> None:
+        self.seen.append((unit, top1))
+        if unit == self.enough:
+            raise Abandoned("that will do")
+
+
+def curve(folder: RunFolder, unit: str) -> list[tuple[int, float]]:
+    records = folder.journal("metrics").read()
+    return [(r[unit], r["validation"]["top1"]) for r in records if "validation" in r]
+
+
+def both(make: Callable[..., Config], *words: str) -> list[Config]:
+    return [make(*words, root=root) for root in ("whole", "abandoned")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "unit"),
+    [(ON_FEATURES, "epoch"), ([*FEDERATED, "head=ridge", "augment=none"], "round")],
+)
+def test_an_abandoned_run_has_not_failed_and_goes_on_to_the_same_end(
+    mode: list[str], unit: str, tiny: Tiny
+) -> None:
+    whole, config = both(tiny, *mode, "checkpoint.every=9")
+    told = Watcher()
+    undisturbed = start(whole, watch=told)
+    assert told.seen == curve(undisturbed, unit)
+    assert [number for number, _ in told.seen] == ([1, 2, 3] if unit == "epoch" else [0, 1, 2, 3])
+    with pytest.raises(Abandoned):
+        start(config, watch=Watcher(enough=2))
+    (folder,) = runs(Path(config.run.root))
+    assert (folder.state(), folder.failure) == ("interrupted", None)
+    again = Watcher()
+    assert facts(start(config, watch=again)) == facts(undisturbed)
+    assert again.seen == told.seen  # those before it was abandoned are told anew
+
+
+def test_an_abandoned_run_can_be_resumed_from_its_folder(tiny: Tiny) -> None:
+    config = tiny(*ON_FEATURES)
+    with pytest.raises(Abandoned):
+        start(config, watch=Watcher(enough=1))
+    (folder,) = runs(Path(config.run.root))
+    assert resume(folder).state() == "finished"
