@@ -118,12 +118,15 @@ def parts(shown: Panels[T]) -> list[dict[str, dict[str, T]]]:
 
 
 def drawable(found: CurveSet, along: Along) -> list[Curve]:
-    """Curves that have such an axis; over megabytes, only where methods differ in them."""
+    """Curves that have such an axis; over steps or megabytes, only where methods differ in them."""
     curves = [curve for curve in found.curves if ALONG[along].of(curve)]
     if along == "bytes":
         curves = [_sending(curve) for curve in curves if curve.megabytes[-1] > 0]
         ends = [curve.megabytes[-1] for curve in curves]
         return curves if ends and max(ends) > 1.01 * min(ends) else []
+    if along == "steps":  # the same in every round or epoch: else the picture is that over rounds
+        each = {curve.steps[-1] / curve.unit[-1] for curve in curves if curve.unit[-1]}
+        return curves if len(each) > 1 else []
     return curves
 
 

@@ -1,10 +1,13 @@
 """All figures of a report: what there is to draw, in which order, under which names."""
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -43,6 +46,7 @@ Kind = Literal[
     "grid", "curves", "bytes", "observations", "mask", "alpha", "partition", "finding"
 ]  # fmt: skip
 
+EACH = 12  # drawings that are worth a process
 MOST = 6  # mask maps, and partitions, of a setting
 OVER = {
     "rounds": "Validation accuracy over rounds",
@@ -82,21 +86,30 @@ def figures(content: Content) -> list[Drawing]:
 
 
 def write(
-    drawings: Iterable[Drawing], folder: Path, formats: Sequence[str] = FORMATS
+    drawings: Sequence[Drawing], folder: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Every drawing in every format, as folder/NAME.FORMAT; the folder is as safe as its maker
-    makes it, since syncing each of many files takes longer than drawing it.
+    """Every drawing in every format, as folder/NAME.FORMAT; many are shared among processes.
+
+    The folder is as safe as its maker makes it: syncing many files takes longer than drawing them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for drawing in drawings:
-        with paper():  # ticks are made, and measured, only when a figure is saved
-            figure = drawing.draw()
-            for form in formats:
-                path = folder / f"{drawing.name}.{form}"
-                render(figure, path, form)
-                written.append(path)
-    return written
+    draw = partial(_write_one, folder=folder, formats=tuple(formats))
+    hands = min(os.cpu_count() or 1, len(drawings) // EACH)
+    if hands < 2:
+        written = [draw(drawing) for drawing in drawings]
+    else:
+        with ProcessPoolExecutor(hands, mp_context=get_context("spawn")) as pool:
+            written = list(pool.map(draw, drawings))
+    return [path for paths in written for path in paths]
+
+
+def _write_one(drawing: Drawing, *, folder: Path, formats: Sequence[str]) -> list[Path]:
+    paths = [folder / f"{drawing.name}.{form}" for form in formats]
+    with paper():  # ticks are made, and measured, only when a figure is saved
+        figure = drawing.draw()
+        for path, form in zip(paths, formats, strict=True):
+            render(figure, path, form)
+    return paths
 
 
 def _of_chapter(chapter: Chapter, same: Looks, suffix: str) -> Iterator[Drawing]:
