@@ -13,15 +13,16 @@ JOBS ?= 2
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-quickstart: $(READY) ## Set up, then the whole study in small on the embedded world: central, FedAvg, sparse FedAvg, α (offline, minutes).
-	$(BIN)/fedlens suite quickstart
+quickstart: $(READY) ## Set up, then the whole study in small on the embedded world, and a report of it (offline, minutes).
+	$(BIN)/fedlens suite quick --jobs 2
+	$(BIN)/fedlens report runs --out report
 	@echo
-	@echo "Results are in runs/: each run is a folder with its config, records and checkpoints."
-	@echo "Next:  $(BIN)/fedlens ls                     every run, its state and accuracy"
-	@echo "       $(BIN)/fedlens masks show quickstart_sparse   which weights were trained"
-	@echo "       $(BIN)/fedlens suite quickstart seed=1  another seed"
-	@echo "       $(BIN)/fedlens config                 all experiments, their cost and what to expect"
-	@echo "       make test                           the whole test suite"
+	@echo "Next:  $(BIN)/fedlens suite                   all suites, what each costs and answers"
+	@echo "       $(BIN)/fedlens config                  all experiments, their cost and what to expect"
+	@echo "       $(BIN)/fedlens suite quick --seeds 3   another seed: only what is new is run"
+	@echo "       make test                            the whole test suite"
+	@echo
+	@echo "The report: $(CURDIR)/report/index.html"
 
 setup: $(READY) ## Make the environment in .venv from requirements.lock.
 
@@ -31,6 +32,8 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$(UV)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@# Compiled once here, where a user forbids Python to do so: importing torch is then three times as fast.
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import fedlens.notebook, fedlens.experiments.run, fedlens.reporting.report'
 	@touch $@
 
 test: $(READY) ## Set up, then run the whole test suite.

@@ -241,3 +241,11 @@ def _read(hook: ModuleType, markdown: str) -> str:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
     found: str = hook.on_page_markdown(markdown, page=page, config=None, files=None)
     return found
+
+
+def test_readme_tells_of_every_experiment_and_every_suite() -> None:
+    told = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = [*options("experiment"), *options("suite")]
+    parts = ("quick_", "quickstart_rules")  # of quick, and named under Measured
+    assert [n for n in names if f"{n}`" not in told and f" {n} " not in told
+            and not n.startswith(parts)] == []  # fmt: skip
