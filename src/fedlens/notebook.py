@@ -28,13 +28,15 @@ EVERY = 2.0  # seconds between two pictures
 def home(folder: str = "fedlens", *, mount: str = "/content/drive") -> Path:
     """Goes to the folder where runs are kept, and returns it.
 
-    On Colab it is on the user's Drive, so that runs survive the machine; elsewhere it is here.
+    On Colab it is on the user's Drive, with the cache, so that runs survive the machine; elsewhere
+    it is here.
     """
     base = Path.cwd()
-    if importlib.util.find_spec("google") and importlib.util.find_spec("google.colab"):
+    if _on_colab():
         drive = importlib.import_module("google.colab.drive")
         drive.mount(mount)
         base = Path(mount) / "MyDrive"
+        os.environ.setdefault("FEDLENS_CACHE", str(base / folder / "cache"))
     found = base / folder
     found.mkdir(parents=True, exist_ok=True)
     os.chdir(found)
@@ -50,9 +52,8 @@ def fedlens(*words: str, live: bool = True) -> None:
     with _live(RUNS) if live else contextlib.nullcontext():
         try:
             command.main(shlex.split(" ".join(words)), prog_name="fedlens", standalone_mode=False)
-        except FedlensError as error:
-            # One sentence, as in a terminal: a traceback through the package helps nobody.
-            raise SystemExit(f"error: {error}") from None
+        except FedlensError as error:  # the way through the package helps nobody
+            raise FedlensError(str(error)) from None
 
 
 def curves(*which: str, root: Path = RUNS) -> Image:
@@ -61,6 +62,10 @@ def curves(*which: str, root: Path = RUNS) -> Image:
     if not found:
         raise FedlensError(f"No run in {root} is called like {', '.join(which) or 'anything'}.")
     return Image(data=live_png(found))
+
+
+def _on_colab() -> bool:
+    return bool(importlib.util.find_spec("google") and importlib.util.find_spec("google.colab"))
 
 
 @contextlib.contextmanager
@@ -83,23 +88,26 @@ def _live(root: Path) -> Iterator[None]:
         else:
             shown.update(image)
 
-    thread = threading.Thread(target=_again_and_again, args=(draw, over), daemon=True)
+    def again_and_again() -> None:
+        while not over.wait(EVERY):
+            _attempt(draw)
+
+    thread = threading.Thread(target=again_and_again, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+        _attempt(draw)
+
+
+def _attempt(draw: Callable[[], None]) -> None:
+    """A picture that fails must not end a run."""
+    try:
         draw()
-
-
-def _again_and_again(draw: Callable[[], None], over: threading.Event) -> None:
-    while not over.wait(EVERY):
-        try:
-            draw()
-        except Exception as error:  # a picture that fails must not end a run
-            print(f"no live curves: {error}", file=sys.stderr)
-            return
+    except Exception as error:
+        print(f"no live curves: {error}", file=sys.stderr)
 
 
 def _length(run: RunFolder) -> int:

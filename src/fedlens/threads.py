@@ -1,9 +1,17 @@
 """How many threads torch computes with: their number decides the last bits of a result."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def available() -> int:
+    """Cores this process may use, and torch does: a scheduler may allow fewer than there are."""
+    # Not every system can say it.
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(allowed or 1, torch.get_num_threads())
 
 
 @contextmanager

@@ -1,14 +1,28 @@
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from fedlens.data import synthetic
+from fedlens.experiments import probe
 from fedlens.experiments.compose import compose
-from fedlens.experiments.cost import PRETRAINING, Shared, Work, counted_once, kind, weigh, work_of
+from fedlens.experiments.config import Config
+from fedlens.experiments.cost import (
+    NOMINAL,
+    OVERHEAD,
+    PRETRAINING,
+    Shared,
+    Work,
+    counted_once,
+    kind,
+    weigh,
+    work_of,
+)
 from fedlens.experiments.outlook import Outlook, in_words, position
-from fedlens.experiments.plan import Planned, estimates
+from fedlens.experiments.plan import Planned, estimates, once, outlook_of, planned
 from fedlens.experiments.records import RunFolder
-from fedlens.experiments.suite import Cell
+from fedlens.experiments.suite import Cell, find
 from fedlens.training.pretrain import Recipe
 
 
@@ -131,8 +145,8 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
             "run.root=nowhere"]  # fmt: skip
     asked = []
 
-    def pace(config: object) -> dict[str, float]:
-        asked.append(config)
+    def pace(config: object, tasks: Collection[str]) -> dict[str, float]:
+        asked.append(set(tasks))
         return {"train": 1.0, "evaluate": 0.5}
 
     runs = [
@@ -141,7 +155,54 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
         for config in [compose("centralized", [*told, f"seed={seed}"])]
     ]
     assert estimates(runs, pace) == [1 + 18_000 + 0.5 * (2_000 + 5_000)] * 2
-    assert len(asked) == 1
+    assert asked == [{"train", "evaluate"}]
+
+
+def test_a_look_ahead_at_the_study_in_small_times_what_there_is_and_pretraining_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some runs train nothing, some heads alone; pretraining trains all of the backbone."""
+    monkeypatch.setattr(probe, "ENOUGH", 0.0)
+    plan = once(planned(find("quick").cells([f"run.root={tmp_path}"], seeds=1)))
+    idle = [run for run in plan if run.units == 0]
+    asked: list[set[str]] = []
+
+    def pace(config: Config, tasks: Collection[str]) -> dict[str, float]:
+        asked.append(set(tasks))
+        return probe.pace(config, tasks)
+
+    for runs in (idle, plan):
+        asked.clear()
+        assert all(seconds > OVERHEAD for seconds in estimates(runs, pace))
+        assert sum("pretrain" in tasks for tasks in asked) == 1
+        assert any("train" in tasks for tasks in asked) == (runs is plan)
+
+
+def test_pretraining_is_timed_with_every_weight_trained() -> None:
+    trained = []
+
+    def step(model: nn.Module, *words: object, **more: object) -> None:
+        trained.append(all(weight.requires_grad for weight in model.parameters()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "local_step", step)
+        patch.setattr(probe, "ENOUGH", 0.0)
+        head_alone = compose("federated_head", ["data=synthetic", "backbone=vit_pico"])
+        found = probe.pace(head_alone, ["pretrain"])
+    assert found.keys() == {"head", "pretrain"}
+    assert set(trained) == {True}
+
+
+def test_pretraining_that_lies_in_the_cache_weighs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
+    run = Planned(Cell("", "a", "", compose("quickstart", []), [], []), RunFolder(tmp_path / "a"))
+    before = outlook_of([run], at_once=1).weights[run.label]
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "vit_pico-0.safetensors").touch()
+    after = outlook_of([run], at_once=1).weights[run.label]
+    assert before - after == pytest.approx(NOMINAL["pretrain"] * PRETRAINING)
 
 
 def test_weights_add_up_over_tasks() -> None:
@@ -199,6 +260,19 @@ def test_what_an_earlier_session_did_says_nothing_of_the_pace(
     journal(folder, 4)
     outlook.ends("a")
     assert outlook.left() == pytest.approx(1 + 16)
+
+
+def test_a_run_that_failed_says_nothing_of_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    outlook = Outlook({"a": 8.0, "b": 8.0, "c": 8.0}, {"a": 4, "b": 4, "c": 4})
+    for label, seconds, failed in (("a", 17.0, False), ("b", 0.5, True)):
+        outlook.begins(label, RunFolder(tmp_path / label))
+        clock.now += seconds
+        outlook.ends(label, failed=failed)
+    assert outlook.finished == 2
+    assert outlook.left() == pytest.approx(1 + 16)  # as a was: 2 s each
 
 
 def test_several_at_once_take_less_time_but_not_less_than_the_longest(

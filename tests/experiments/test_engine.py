@@ -18,7 +18,7 @@ from fedlens.federated.engines import Engine, Serial
 from fedlens.federated.parallel import Parallel
 from fedlens.federated.vectorised import Vectorised
 from fedlens.models.classifier import Classifier
-from fedlens.threads import limited_threads
+from fedlens.threads import available, limited_threads
 from fedlens.training.precision import Precision
 
 
@@ -140,3 +140,16 @@ def test_threads_of_serial_clients_are_those_of_the_run_and_kept(chosen: list[En
     found, settled = choose_engine(config(threads_per_client=1), parts(features=False))
     assert isinstance(found, Serial)
     assert (found.threads, settled.threads_per_client) == (1, 1)
+
+
+def test_workers_are_as_many_as_the_scheduler_and_torch_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.set_num_threads(6)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
+    assert available() == 4
+    torch.set_num_threads(3)
+    assert available() == 3
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert available() == 1

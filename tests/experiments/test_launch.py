@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from submitit.core.utils import FailedSubmissionError
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.launch import Piece, attempt, in_turn
@@ -127,6 +129,33 @@ def test_a_stop_request_between_two_runs_is_heard(tmp_path: Path) -> None:
         next(playing)
 
 
+def test_a_request_that_comes_too_late_for_a_run_is_for_the_suite(tmp_path: Path) -> None:
+    def finish() -> None:
+        with listening():
+            os.kill(os.getpid(), signal.SIGINT)  # after the run's last check
+
+    of = pieces(tmp_path, {"a": finish, "b": int})
+    with listening() as stop:
+        playing = in_turn(of, outlook(of), stop)
+        assert next(playing).failure is None
+        assert stop.name == "SIGINT"
+        with pytest.raises(Interrupted):
+            next(playing)
+        with pytest.raises(KeyboardInterrupt):  # the second does not wait
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_nobody_stopped_stops_nobody() -> None:
+    with listening() as stop:
+        with listening():
+            pass
+        assert stop.name is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        with listening():
+            pass
+        assert stop.name == "SIGTERM"
+
+
 @pytest.fixture
 def workers() -> Iterator[Workers]:
     with Workers(2, threads=1) as found:
@@ -159,9 +188,11 @@ def test_a_worker_that_dies_is_one_failed_run_and_the_others_finish(
     assert [o.failure for o in workers.play(again, outlook(again), StopRequest())] == [None]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stop_request_lets_workers_save_and_starts_nothing_more(
-    workers: Workers, tmp_path: Path
+    number: int, workers: Workers, tmp_path: Path
 ) -> None:
+    """Even if the server they come from gets the signal too, or is gone."""
     stop = StopRequest()
     of = pieces(
         tmp_path,
@@ -173,6 +204,8 @@ def test_a_stop_request_lets_workers_save_and_starts_nothing_more(
     def ask() -> None:
         assert appears(tmp_path / "0.pid")
         assert appears(tmp_path / "1.pid")
+        os.kill(forkserver._forkserver._forkserver_pid, number)  # type: ignore[attr-defined]
+        time.sleep(1)  # the suite hears of that first
         stop.name = "SIGINT"
 
     asking = threading.Thread(target=ask)
@@ -289,8 +322,11 @@ class Cluster:
         self._executor = SimpleNamespace(job_class=partial(Job, self))
         self.alive = alive
         self.log = log
+        self.refuses = False
 
     def submit(self, command: Command) -> "Job":
+        if self.refuses:
+            raise FailedSubmissionError("sbatch: error: no such partition\n\nsbatch: it is so\n")
         self.submissions.append(command.words)
         number = str(len(self.submissions))
         self.alive.add(number)
@@ -299,14 +335,18 @@ class Cluster:
 
 
 class Job:
+    state = "FAILED"
+
     def __init__(self, cluster: Cluster, folder: Path, job_id: str) -> None:
-        self.cluster, self.job_id, self.looks, self.state = cluster, job_id, 0, "FAILED"
+        self.cluster, self.job_id, self.looks = cluster, job_id, 0
         self.paths = SimpleNamespace(stderr=folder / f"{job_id}.err")
 
     def done(self, force_check: bool = False) -> bool:
         self.looks += 1
         if self.looks > 1:
             self.cluster.alive.discard(self.job_id)
+            for line in self.cluster.log:  # what a run says before its job ends
+                write_json(Path(line), {"message": "its own word"})
         return self.job_id not in self.cluster.alive
 
 
@@ -336,11 +376,53 @@ def test_jobs_are_submitted_so_many_at_a_time_and_those_on_record_are_watched(
 def test_a_job_without_a_word_is_told_with_its_log(tmp_path: Path) -> None:
     cluster: Any = Cluster(tmp_path, set(), [])
     of = pieces(tmp_path, {"silent": int, "spoken": int})
-    of[1].folder.path.mkdir()
-    of[1].folder.write("failure", {"message": "its own word"})
+    for piece in of:
+        piece.folder.path.mkdir()
+        piece.folder.write("failure", {"message": "of an earlier session"})
+        os.utime(piece.folder.path / "failure.json", (1, 1))
+    cluster.log.append(str(of[1].folder.path / "failure.json"))
     found = [o.failure for o in submitted(of, outlook(of), StopRequest(), through=cluster)]
     assert f"its log is {tmp_path / '1.err'}" in (found[0] or "")
     assert found[1] == "its own word"
+
+
+def test_a_job_the_cluster_refuses_is_one_failed_run(tmp_path: Path) -> None:
+    cluster: Any = Cluster(tmp_path, set(), [])
+    cluster.refuses = True
+    of = pieces(tmp_path, {"a": int, "b": int})
+    found = [o.failure for o in submitted(of, outlook(of), StopRequest(), through=cluster)]
+    assert found == ["Its job was refused: sbatch: error: no such partition; sbatch: it is so"] * 2
+
+
+def test_a_run_in_hand_is_waited_for_and_a_forgotten_job_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster: Any = Cluster(tmp_path, {"77"}, [])
+    of = pieces(tmp_path, {"in hand": int, "left": int, "forgotten": int})
+    for piece in of:
+        piece.folder.path.mkdir()
+    write_json(tmp_path / "forgotten.json", {"job": "77", "words": []})
+    monkeypatch.setattr(Job, "state", "UNKNOWN", raising=False)
+    held = [piece.folder.lock() for piece in of[:2]]
+    for lock in held:
+        lock.__enter__()
+
+    def finish() -> None:
+        assert appears(tmp_path / "forgotten.json")
+        of[0].folder.write("result", {})
+        for lock in held:
+            lock.__exit__(None, None, None)
+
+    ending = threading.Timer(0.5, finish)
+    ending.start()
+    found = {
+        outcome.piece.label: outcome.failure
+        for outcome in submitted(of, outlook(of), StopRequest(), through=cluster)
+    }
+    ending.join()
+    assert cluster.submissions == [["run", "forgotten"]]
+    assert found["in hand"] is None
+    assert "left it unfinished" in (found["left"] or "")
 
 
 def test_a_stop_request_leaves_the_jobs_where_they_are(tmp_path: Path) -> None:

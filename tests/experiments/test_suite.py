@@ -7,6 +7,7 @@ import pytest
 from fedlens.errors import FedlensError
 from fedlens.experiments.compose import compose, options
 from fedlens.experiments.config import essence, run_name
+from fedlens.experiments.cost import units
 from fedlens.experiments.plan import once, planned
 from fedlens.experiments.suite import Cell, find, only, suites
 
@@ -140,6 +141,13 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
         ("rows: {a: fedavg_iid}\nseeds: 0", "at least 1, not 0"),
         ("rows: {a: fedavg_iid}\nseeds: true", "at least 1, not True"),
         ("rows: [", "is not a suite"),
+        ("rows: {}", "at least one label"),
+        ("rows: {a: fedavg_iid}\ncolumns: {}", "at least one label"),
+        ("sections: {}", "at least one label"),
+        ("rows: {a: fedavg_iid run.name='it}", "quotes in pairs"),
+        ('sections: {a: "quick \'it"}', "quotes in pairs"),
+        ('rows: {a: fedavg_iid}\nanalyses: {"alpha \'it": [a]}', "words of `fedlens arithmetic`"),
+        ("rows: {a: fedavg_iid}\nanalyses: {'': [a]}", "words of `fedlens arithmetic`"),
         ("sections: {a: mine.yaml}", "has itself as a section"),
         ("sections: {a: beside.yaml}", "has itself as a section"),
         ("sections: {a: nonsense}", "There is no suite 'nonsense'"),
@@ -152,6 +160,47 @@ def test_what_is_not_a_suite_is_refused(tmp_path: Path, text: str, complaint: st
     path.write_text(text)
     with pytest.raises(FedlensError, match=complaint):
         find(str(path))
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("# Übung\nrows: {a: fedavg_iid}".encode("latin-1"))
+    with pytest.raises(FedlensError, match="is not YAML"):
+        find(str(path))
+
+
+def test_an_experiment_that_is_a_file_is_found_beside_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "in here").mkdir()
+    (tmp_path / "in here" / "own.yaml").write_text(
+        "defaults: [/experiment/fedavg_iid]\ntrain: {lr: 0.125}"
+    )
+    path = tmp_path / "in here" / "mine.yaml"
+    path.write_text("rows: {a: own.yaml train.momentum=0.5}")
+    (cell,) = find(str(path)).cells()
+    assert (cell.config.train.lr, cell.config.train.momentum) == (0.125, 0.5)
+    assert cell.words[0] == str(path.parent / "own.yaml")  # the command that repeats it
+
+
+def test_a_name_for_all_runs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("rows: {a: fedavg_iid run.name=it, b: fedavg_iid run.name=it train.lr=1}")
+    with pytest.raises(FedlensError, match=r"leave it out, and say run\.root"):
+        find(str(path)).cells(["run.name=all"])
+    with pytest.raises(FedlensError, match="'a, seed 0' and 'b, seed 0' are two runs with one"):
+        planned(find(str(path)).cells())
+    path.write_text("rows: {a: fedavg_iid run.name=it, b: fedavg_iid run.name=it threads=1}")
+    assert len(once(planned(find(str(path)).cells()))) == 1  # two labels of one run
+    with pytest.raises(FedlensError, match="'a, seed 0' and 'a, seed 1'"):
+        planned(find(str(path)).cells(seeds=2))
+
+
+@pytest.mark.parametrize("word", ["+train.lr=0.5", "++train.lr=0.5", "~train.lr", "train.lr=1,2"])
+def test_words_that_a_run_refuses_are_refused_alike(word: str) -> None:
+    with pytest.raises(FedlensError) as alone:
+        compose("fedavg_iid", [word])
+    with pytest.raises(FedlensError) as of_a_suite:
+        find("heterogeneity").cells([word])
+    assert str(of_a_suite.value) == str(alone.value)
 
 
 def test_a_wrong_word_in_a_row_is_refused_as_it_would_be_on_the_command_line(
@@ -197,6 +246,27 @@ def test_only_takes_any_part_of_a_label_in_any_case(folder: Path) -> None:
         only(cells, ["third"])
 
 
+def test_a_whole_name_stands_for_itself_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "rows: {Nc=1: fedavg_iid, Nc=10: fedavg_iid}\n"
+        "columns: {J=4: train.lr=0.1, J=40: train.lr=0.2, late J=4: train.lr=0.3}"
+    )
+    outer = tmp_path / "outer.yaml"
+    outer.write_text("sections: {in: mine.yaml}")
+    cells = find(str(outer)).cells()
+
+    def labels(*texts: str) -> set[str]:
+        return {cell.label for cell in only(cells, texts)}
+
+    assert labels("nc=1") == {"in / Nc=1 / J=4", "in / Nc=1 / J=40", "in / Nc=1 / late J=4"}
+    assert labels("J=4") == {"in / Nc=1 / J=4", "in / Nc=10 / J=4"}
+    assert labels("Nc=1 / J=4") == {"in / Nc=1 / J=4"}
+    assert labels("in / Nc=1") == labels("Nc=1")
+    assert labels("Nc=1 / J") == {"in / Nc=1 / J=4", "in / Nc=1 / J=40"}  # no whole name
+    assert labels("Nc=") == labels("in") == {cell.label for cell in cells}
+
+
 @pytest.mark.parametrize("name", ["paper", "quick"])
 def test_the_six_models_are_among_the_runs(name: str) -> None:
     found = set()
@@ -221,7 +291,7 @@ def test_the_study_is_of_one_world_and_one_budget() -> None:
         (c.federated.clients, c.federated.participation, c.federated.rounds) for c in federated
     } == {(100, 0.1, "auto")}
     assert len({c.federated.local_step_budget for c in federated}) == 1
-    assert len({c.train.batch_size for c in federated}) == 1
+    assert len({c.train.batch_size for c in federated if units(c)}) == 1  # of those that train
 
 
 def test_the_full_study_holds_the_paper_and_the_extensions() -> None:

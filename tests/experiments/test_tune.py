@@ -22,6 +22,7 @@ from fedlens.experiments.space import DEFAULT, dimension, space
 from fedlens.experiments.tune import search
 
 UNITS = 4
+LOST = FedlensError("The loss is not finite.")
 
 
 class Killed(BaseException):
@@ -35,10 +36,15 @@ class Formula:
     """
 
     def __init__(
-        self, *, die_at: int | None = None, refuses: Callable[[Config], bool] = lambda config: False
+        self,
+        *,
+        die_at: int | None = None,
+        refuses: Callable[[Config], bool] = lambda config: False,
+        error: Exception = LOST,
     ) -> None:
         self.die_at = die_at
         self.refuses = refuses
+        self.error = error
         self.seen: list[Config] = []
         self.validations = 0
 
@@ -50,7 +56,7 @@ class Formula:
             return folder
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         if self.refuses(config):
-            raise FedlensError("The loss is not finite.")
+            raise self.error
         peak = 0.9 - 0.1 * abs(math.log10(config.train.lr) + 2) - config.train.weight_decay
         folder.journal("metrics").rewind(0)
         for epoch in range(1, UNITS + 1):
@@ -110,6 +116,14 @@ def test_a_search_finds_the_better_learning_rates_and_leaves_them_in_files(whole
 
 def test_no_trial_may_open_the_test_split(whole: Any) -> None:
     assert [config.evaluate.test for config in whole[2].seen] == [False] * WHOLE
+
+
+def test_a_test_curve_is_for_the_best_alone(tmp_path: Path) -> None:
+    wanted = asked(tmp_path, told=["evaluate.test_curve=true"])
+    formula = Formula()
+    search(wanted, trials=1, start=formula)
+    assert [config.evaluate.test_curve for config in formula.seen] == [False]
+    assert compose(str(wanted.folder / "best.yaml"), []).evaluate.test_curve
 
 
 def test_the_best_is_an_experiment_that_runs_as_told_and_opens_the_test_split(whole: Any) -> None:
@@ -226,6 +240,15 @@ def test_a_failed_trial_is_told_and_does_not_count(tmp_path: Path) -> None:
         assert ("failure" in trial) == (trial["params"]["train.lr"] > 0.05)
     asked_lr = [trial["params"]["train.lr"] for trial in record["trials"]]
     assert len(set(asked_lr)) == len(asked_lr)  # a failure is not suggested again
+
+
+def test_any_error_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> None:
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more")
+    wild = Formula(refuses=lambda config: config.train.lr > 0.05, error=error)
+    record = search(asked(tmp_path), trials=3, start=wild)
+    failures = {trial["failure"] for trial in record["trials"] if trial["state"] == "failed"}
+    assert failures == {"RuntimeError: DefaultCPUAllocator: can't allocate memory"}
+    assert sum(trial["state"] == "complete" for trial in record["trials"]) == 3
 
 
 def test_a_search_whose_trials_all_fail_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SMALL = "data.train_per_class=6 data.test_per_class=2 threads=1"
 WORLD = f"data=synthetic augment=none backbone=vit_pico backbone.pretrained=false {SMALL}"
-FEW = "federated.local_step_budget=4 evaluate.every=1 federated.clients=20"
+FEW = "federated.local_step_budget=4 evaluate.every=1 federated.participation=0.05"
 
 PARAMETERS = {  # what a reader would set; the rest of a notebook is as it is
     "00_centralized_baseline": f"""
@@ -22,7 +22,7 @@ TRIALS = "--trials 2"
     "01_federated_baseline": f"""
 WORLD = "{WORLD}"
 BUDGET = "{FEW}"
-HEADS = "train=head {FEW}"
+HEADS = "train=head {FEW} --only IID"
 """,
     "02_task_arithmetic": f"""
 WORLD = "{WORLD}"

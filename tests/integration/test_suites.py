@@ -78,18 +78,34 @@ def test_a_suite_isolates_what_fails_and_says_what_to_do(
     assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
 
 
+def test_analyses_of_a_run_that_sections_share_are_all_made(
+    fedlens: Call, table: str, tmp_path: Path
+) -> None:
+    words = f"quickstart_fedavg {FEDERATION}"
+    for name, asked in (("a", "0,1"), ("b", "0,1,2"), ("c", "0,1")):
+        text = f"rows: {{it: {words}}}\nanalyses: {{'alpha --alphas {asked}': [it]}}"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "all.yaml").write_text("sections: {a: a.yaml, b: b.yaml, c: c.yaml}")
+    code, _, err = fedlens("suite", "all.yaml", *WORLD)
+    assert code == 0, err
+    assert len(list(Path("runs").glob("*/arithmetic/alpha-*/record.json"))) == 2
+    assert err.count("begins: alpha") == 2
+
+
 def test_a_look_ahead_leaves_nothing_behind(fedlens: Call, table: str, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
         patch.setattr("fedlens.experiments.probe.ENOUGH", 0.01)
         code, out, _ = fedlens("suite", table, *WORLD, "--dry-run", "--jobs", "2")
+        _, jobs, _ = fedlens("suite", table, *WORLD, "--dry-run", "--launcher", "slurm")
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "cache"}
     assert not list((tmp_path / "cache").iterdir())
     assert "4 of 4 runs to do: about" in out
     assert "with 2 at a time" in out
     assert "estimate" in out
+    assert "with 4 at a time" in jobs
     rows = {line.split(",")[0]: line for line in out.splitlines()}
     assert "2 epochs" in rows["central"]
     assert "0 epochs" in rows["ridge"]
@@ -104,6 +120,9 @@ def test_what_cannot_be_is_refused_before_anything_runs(
         (["--only", "nonsense"], "fits no run"),
         (["train.lrr=1"], "did you mean 'train.lr'"),
         (["--launcher", "local", "--slurm", "nonsense=1"], "nonsense"),
+        (["--slurm", "partition=gpu"], "say --launcher slurm too"),
+        (["run.name=all"], "leave it out"),
+        (["+train.lr=1"], "keys are fixed"),
     ]:
         code, _, err = fedlens("suite", table, *WORLD, *words)
         assert (code, complaint in err) == (2, True), err

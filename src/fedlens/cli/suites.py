@@ -1,10 +1,9 @@
 """`fedlens suite`: carry out a declared study, however often it is interrupted, and tabulate it."""
 
 import logging
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -78,33 +77,36 @@ def suite(
 
     A look ahead: `fedlens suite paper --dry-run`; on a cluster:
     `fedlens suite paper --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1`
+    (there runs are jobs; analyses follow one by one in this process)
     """
     if which is None:
         for entry in suites():
             out.print(f"[bold]{entry.name}[/bold]")
             out.print(entry.documentation + "\n", **PLAIN)
         return
+    if slurm and launcher is Launcher.here:
+        raise FedlensError("--slurm is for jobs: say --launcher slurm too, or leave it out.")
     runs = planned(only(find(which).cells(overrides or [], seeds=seeds), only_ or []))
     for run in runs:
         for words in run.cell.analyses:
             _check(words)
-    threads = max(1, (os.cpu_count() or 1) // (jobs or 1))
+    todo = unfinished(runs)
+    at_once = jobs or (max(1, len(todo)) if launcher is Launcher.slurm else 1)
     if dry_run:
-        _look_ahead(once(runs), jobs or 1, threads)
+        _look_ahead(once(runs), at_once, apart=launcher is Launcher.slurm)
         return
     root, title = Path(runs[0].cell.config.run.root), f"suite {Path(which).stem}"
-    todo = unfinished(runs)
     for run in todo:
         if run.folder.failure:
             log.warning("%s failed before and is tried again: %s", run.label, run.folder.failure)
-    at_once = jobs or (len(todo) if launcher is Launcher.slurm else 1)
-    with listening() as stop, _launching(launcher, jobs, threads, root, slurm or []) as ways:
+    with listening() as stop, _launching(launcher, at_once, root, slurm or []) as ways:
         play, analyse = ways
         try:
             pieces = [run.piece(_start) for run in todo]
             failed = _played(title, play, pieces, outlook_of(todo, at_once=at_once), stop)
-            asked = _analyses(once(runs))
-            later = Outlook({piece.label: 1.0 for piece in asked}, {}, at_once=jobs or 1)
+            asked = _analyses(runs)
+            hands = at_once if launcher is Launcher.here else 1
+            later = Outlook({piece.label: 1.0 for piece in asked}, {}, at_once=hands)
             failed += _played(f"{title}, analyses", analyse, asked, later, stop)
         except Interrupted as reason:
             raise Interrupted(_farewell(launcher)) from reason
@@ -116,18 +118,23 @@ def suite(
 
 @contextmanager
 def _launching(
-    launcher: Launcher, jobs: int | None, threads: int, root: Path, told: list[str]
+    launcher: Launcher, at_once: int, root: Path, told: list[str]
 ) -> Iterator[tuple[Play, Play]]:
     """How runs are carried out, and how analyses are."""
-    if launcher is Launcher.here and (jobs or 1) == 1:
+    if launcher is Launcher.here and at_once == 1:
         yield in_turn, in_turn
     elif launcher is Launcher.here:
-        with Workers(jobs or 1, threads=threads) as workers:
+        with Workers(at_once, threads=_threads(at_once)) as workers:
             yield workers.play, workers.play
     else:
         through = executor(launcher, root / "slurm", parameters(told))
-        at_once = jobs or (None if launcher is Launcher.slurm else 1)
         yield partial(submitted, through=through, at_once=at_once), in_turn
+
+
+def _threads(at_once: int) -> int:
+    from fedlens.threads import available
+
+    return max(1, available() // at_once)
 
 
 def _played(
@@ -155,15 +162,16 @@ def _start(config: Config) -> None:
 
 
 def _analyses(runs: Sequence[Planned]) -> list[Piece]:
-    """What is asked of the runs that are finished."""
-    found = []
+    """What is asked of the runs that are finished, once even where several cells ask it."""
+    found: dict[tuple[str, ...], Piece] = {}
     for run in runs:
         for asked in run.cell.analyses if run.folder.result is not None else []:
             name, *options = shlex.split(asked)
             words = [name, str(run.folder.path), *options]
             label = f"{asked}: {run.label}"
-            found.append(Piece(label, ["arithmetic", *words], partial(_analyse, words), run.folder))
-    return found
+            piece = Piece(label, ["arithmetic", *words], partial(_analyse, words), run.folder)
+            found.setdefault(tuple(words), piece)
+    return list(found.values())
 
 
 def _analyse(words: list[str]) -> None:
@@ -188,16 +196,15 @@ def _check(asked: str) -> None:
         raise FedlensError(f"The analysis '{asked}' is refused: {error}") from error
 
 
-def _look_ahead(runs: Sequence[Planned], jobs: int, threads: int) -> None:
-    import torch
-
+def _look_ahead(runs: Sequence[Planned], at_once: int, *, apart: bool) -> None:
+    """`apart`: each job has a machine's threads to itself."""
     from fedlens.experiments.probe import pace
     from fedlens.reporting.console import plan_table
     from fedlens.threads import limited_threads
 
-    def timed(config: Config) -> dict[str, float]:
-        with limited_threads(config.threads or min(threads, torch.get_num_threads())):
-            return pace(config)
+    def timed(config: Config, tasks: Collection[str]) -> dict[str, float]:
+        with limited_threads(config.threads or _threads(1 if apart else at_once)):
+            return pace(config, tasks)
 
     todo = [run for run in runs if run.folder.result is None]
     seconds = dict(zip([run.label for run in todo], estimates(todo, timed), strict=True))
@@ -209,10 +216,10 @@ def _look_ahead(runs: Sequence[Planned], jobs: int, threads: int) -> None:
             ]
         )
     )
-    total = max([sum(seconds.values()) / jobs, *seconds.values()], default=0.0)
+    total = max([sum(seconds.values()) / at_once, *seconds.values()], default=0.0)
     out.print(
-        f"{len(todo)} of {len(runs)} runs to do: about {total / 60:.1f} min with {jobs} at a time. "
-        "An estimate, from a few timed steps of each kind, as if nothing were in the cache; "
+        f"{len(todo)} of {len(runs)} runs to do: about {total / 60:.1f} min with {at_once} at a "
+        "time. An estimate, from a few timed steps of each kind, as if nothing were in the cache; "
         "analyses come on top.",
         **PLAIN,
     )
@@ -232,6 +239,6 @@ def _tell(runs: Sequence[Planned], failed: Sequence[Outcome]) -> None:
 
 def _farewell(launcher: Launcher) -> str:
     command = shlex.join(["fedlens", *sys.argv[1:]])
-    if launcher is Launcher.here:
-        return f"go on with the same command: {command}"
-    return f"the jobs that were submitted go on; watch them with the same command: {command}"
+    if launcher is Launcher.slurm:
+        return f"the jobs that were submitted go on; watch them with the same command: {command}"
+    return f"go on with the same command: {command}"

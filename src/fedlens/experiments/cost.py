@@ -15,9 +15,10 @@ from fedlens.experiments.config import Config, rounds, trained_part
 
 SIZES = {"cifar100": (100, 500, 100), "synthetic": (100, 200, 50)}  # classes, images of each
 PRETRAINING = 34_200  # images vit_pico is pretrained on, once
+PRETRAINED = "pretraining"  # the key of that shared work
 
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
-NOMINAL = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
+NOMINAL = {"pretrain": 3.0, "train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
 OVERHEAD = 1.0  # seconds of a run for all else: opening data and weights, writing records
 
 
@@ -35,16 +36,13 @@ class Work:
     images: Mapping[str, int]  # task → images of this run alone
     shared: tuple[Shared, ...] = ()
 
-    @property
-    def tasks(self) -> set[str]:
-        return {task for task, images in self.images.items() if images} | {
-            part.task for part in self.shared
-        }
 
+def counted_once(works: Iterable[Work], *, done: Iterable[str] = ()) -> list[dict[str, int]]:
+    """Task → images for each work in turn, shared parts with the first that has them.
 
-def counted_once(works: Iterable[Work]) -> list[dict[str, int]]:
-    """Task → images for each work in turn, shared parts with the first that has them."""
-    seen: set[str] = set()
+    What is `done` already is counted with none.
+    """
+    seen = set(done)
     found = []
     for work in works:
         images = dict(work.images)
@@ -86,10 +84,10 @@ def units(config: Config) -> int:
 
 
 def kind(config: Config) -> tuple[Any, ...]:
-    """All that the seconds per image depend on: runs of one kind need one probe."""
+    """All that a task's seconds per image depend on: runs of one kind need one probe of it."""
     train, backbone = config.train, config.backbone
     speed = (backbone.name, backbone.resolution, config.evaluate.batch_size, train.precision,
-             config.device, tuple(sorted(work_of(config).tasks)))  # fmt: skip
+             config.device)  # fmt: skip
     if _on_features(config):
         return speed
     return (*speed, train.what, backbone.freeze_blocks, train.batch_size, train.micro_batch,
@@ -157,7 +155,7 @@ def _shared(config: Config, sizes: _Sizes, on_features: bool) -> Iterable[Shared
         and config.backbone.pretrained
         and not backbone["weights"]
     ):
-        yield Shared("pretraining", "train", PRETRAINING)
+        yield Shared(PRETRAINED, "pretrain", PRETRAINING)
     frozen = [backbone, data["name"], data["train_per_class"], data["test_per_class"], seed,
               config.train.precision]  # fmt: skip
     if on_features or config.head.name != "linear":

@@ -1,7 +1,6 @@
 """Which engine carries out the rounds: as told, or as a short probe finds faster here."""
 
 import logging
-import os
 import time
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from fedlens.federated.client import Task, Trainer
 from fedlens.federated.engines import Engine, Serial
 from fedlens.federated.parallel import Parallel
 from fedlens.federated.vectorised import Vectorised
+from fedlens.threads import available
 
 WORTH = 1.05  # workers must be so much faster to be chosen over one process
 
@@ -53,7 +53,7 @@ def choose_engine(config: Config, parts: Parts) -> tuple[Engine, EngineConfig]:
 def _workers(trainer: Trainer, threads: int) -> int:
     if trainer.device.type == "cuda":
         return torch.cuda.device_count()
-    return max(1, (os.cpu_count() or 1) // threads)
+    return max(1, available() // threads)
 
 
 def _faster(parallel: Parallel, serial: Serial, config: Config, parts: Parts) -> bool:

@@ -49,7 +49,7 @@ def in_turn(pieces: Sequence[Piece], outlook: Outlook, stop: StopRequest) -> Ite
         outlook.begins(piece.label, piece.folder)
         with limited_threads(torch.get_num_threads()):
             failure = attempt(piece.call)
-        outlook.ends(piece.label)
+        outlook.ends(piece.label, failed=failure is not None)
         yield Outcome(piece, failure)
 
 
@@ -59,8 +59,13 @@ def attempt(call: Callable[[], object]) -> str | None:
         call()
     except Interrupted:
         raise
-    except FedlensError as error:
-        return str(error)
     except Exception as error:
-        return f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+        return in_a_sentence(error)
     return None
+
+
+def in_a_sentence(error: Exception) -> str:
+    """Ours as they are; of others the name and the first line."""
+    if isinstance(error, FedlensError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import yaml
 from fedlens.errors import FedlensError
 from fedlens.experiments.launch import Outcome, Piece
 from fedlens.experiments.outlook import Outlook
+from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import StopRequest
 from fedlens.files import read_json, write_json
 
@@ -119,31 +121,62 @@ def submitted(
         while waiting and (at_once is None or len(watched) < at_once):
             piece = waiting.popleft()
             outlook.begins(piece.label, piece.folder)
-            watched[piece.label] = piece, _job(piece, through)
+            try:
+                watched[piece.label] = piece, _job(piece, through)
+            except FedlensError as error:
+                outlook.ends(piece.label, failed=True)
+                yield Outcome(piece, str(error))
         for label, (piece, job) in list(watched.items()):
             if job.done():
                 del watched[label]
-                outlook.ends(label)
-                yield Outcome(piece, _failure(piece, job))
+                failure = _failure(piece, job, _record(piece, through))
+                outlook.ends(label, failed=failure is not None)
+                yield Outcome(piece, failure)
         time.sleep(0.2 if watched else 0)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A run that some process has in hand, be it a job of which no more is known."""
+
+    folder: RunFolder
+
+    def done(self) -> bool:
+        return self.folder.state() != "running"
+
+
+def _record(piece: Piece, through: "submitit.AutoExecutor") -> Path:
+    """Written when the piece is submitted."""
+    return Path(through.folder) / f"{piece.folder.name}.json"
 
 
 def _job(piece: Piece, through: "submitit.AutoExecutor") -> Any:
     """The job of that piece: one that was submitted before and is not over, or a new one."""
-    record = through.folder / f"{piece.folder.name}.json"
+    record = _record(piece, through)
     if record.exists():
         before = through._executor.job_class(through.folder, read_json(record)["job"])
-        if not before.done(force_check=True):
+        if not before.done(force_check=True) and before.state != "UNKNOWN":  # that is: forgotten
             return before
-    job = through.submit(Command(piece.words))
+    if piece.folder.state() == "running":
+        return Elsewhere(piece.folder)
+    try:
+        job = through.submit(Command(piece.words))
+    except (RuntimeError, OSError) as error:
+        reason = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        raise FedlensError(f"Its job was refused: {reason}") from error
     write_json(record, {"job": job.job_id, "words": piece.words})
     return job
 
 
-def _failure(piece: Piece, job: Any) -> str | None:
+def _failure(piece: Piece, job: Any, record: Path) -> str | None:
     if piece.folder.result is not None:
         return None
-    if piece.folder.failure:
+    if isinstance(job, Elsewhere):
+        return piece.folder.failure or (
+            "Another process had it in hand and left it unfinished: give the same command again."
+        )
+    told = piece.folder.path / "failure.json"
+    if told.exists() and told.stat().st_mtime_ns >= record.stat().st_mtime_ns:  # of this job
         return piece.folder.failure
     said = Path(job.paths.stderr)
     lines = said.read_text(errors="replace").splitlines() if said.exists() else []

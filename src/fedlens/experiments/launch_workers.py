@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -22,6 +23,7 @@ from fedlens.experiments.signals import Interrupted, StopRequest
 
 PATIENCE = 0.5  # seconds until a stop request is looked for again
 STOPPED = "stopped"
+ASKING = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -68,11 +70,11 @@ class Workers:
                 asked = True
                 for worker in self.workers:
                     if worker.piece:
-                        worker.process.terminate()
+                        _ask(worker)
             for worker, failure in self._heard():
                 piece, worker.piece = worker.piece, None
                 assert piece is not None
-                outlook.ends(piece.label)
+                outlook.ends(piece.label, failed=failure is not None)
                 if failure != STOPPED and not (stop.name and not worker.process.is_alive()):
                     yield Outcome(piece, failure)
                 if not worker.process.is_alive() and not stop.name:
@@ -80,6 +82,8 @@ class Workers:
         stop.check()
 
     def _hire(self) -> Worker:
+        if self.context.get_start_method() == "forkserver":
+            _start_server()
         ours, theirs = self.context.Pipe()
         process = self.context.Process(  # type: ignore[attr-defined]
             target=_serve, args=(theirs, self.threads)
@@ -97,13 +101,17 @@ class Workers:
     def _heard(self) -> list[tuple[Worker, str | None]]:
         """Workers that have answered or died, with why the piece failed."""
         busy = [worker for worker in self.workers if worker.piece]
-        ready = wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], PATIENCE)
+        # The server tells who ends, and so does its own end: a worker of whom it did may live on.
+        untold = [w.process.sentinel for w in busy if w.process.exitcode is None]
+        wait([*(worker.pipe for worker in busy), *untold], PATIENCE)
         found: list[tuple[Worker, str | None]] = []
         for worker in busy:
-            if worker.pipe not in ready and worker.process.sentinel not in ready:
-                continue
+            gone = worker.process.exitcode is not None and not _lives(worker)
             try:
-                found.append((worker, worker.pipe.recv()))
+                if worker.pipe.poll():
+                    found.append((worker, worker.pipe.recv()))
+                elif gone:
+                    found.append((worker, _death(worker.process.exitcode or 0)))
             except (EOFError, OSError):
                 worker.process.join()
                 found.append((worker, _death(worker.process.exitcode or 0)))
@@ -112,6 +120,32 @@ class Workers:
     def _replace(self, worker: Worker) -> None:
         worker.pipe.close()
         self.workers[self.workers.index(worker)] = self._hire()
+
+
+def _start_server() -> None:
+    """Starts it deaf to Ctrl-C and SIGTERM: those are for us, who ask the workers."""
+    resource_tracker.ensure_running()  # it ends such deafness, so it goes first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ask(worker: Worker) -> None:
+    """To save itself; `terminate` would not reach one whose server is gone."""
+    assert worker.process.pid is not None
+    with suppress(ProcessLookupError):
+        os.kill(worker.process.pid, signal.SIGTERM)
+
+
+def _lives(worker: Worker) -> bool:
+    assert worker.process.pid is not None
+    try:
+        os.kill(worker.process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _death(code: int) -> str:
@@ -126,6 +160,7 @@ def _death(code: int) -> str:
 def _serve(pipe: Connection, threads: int) -> None:
     """A worker's life: a piece at a time until nobody is there to send one."""
     os.setsid()  # Ctrl-C is for the parent, which asks once
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # as the server was started with
     silent = os.open(os.devnull, os.O_RDWR)
     os.dup2(silent, 1)  # runs have their logs; what there is to say the parent says
     os.dup2(silent, 2)

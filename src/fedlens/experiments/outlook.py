@@ -53,10 +53,13 @@ class Outlook:
             self._waiting.pop(label, None)
             self.running[label] = begun
 
-    def ends(self, label: str) -> None:
+    def ends(self, label: str, *, failed: bool = False) -> None:
+        """One that failed did not do all it was to: the pace is not learned from it."""
         with self._lock:
             ended = self.running.pop(label)
             self.finished += 1
+            if failed:
+                return
             self._seconds += max(0.0, time.monotonic() - ended.began - OVERHEAD)
             self._weight += self.weights[label] * (1 - self._share(ended, ended.already))
 

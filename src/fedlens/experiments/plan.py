@@ -1,18 +1,28 @@
 """What a suite comes to: its runs, each once, how each stands, and what is left to do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedlens.experiments.config import Config, unit
-from fedlens.experiments.cost import OVERHEAD, counted_once, kind, units, weigh, work_of
+from fedlens.errors import FedlensError
+from fedlens.experiments.config import Config, essence, unit
+from fedlens.experiments.cost import (
+    OVERHEAD,
+    PRETRAINED,
+    counted_once,
+    kind,
+    units,
+    weigh,
+    work_of,
+)
 from fedlens.experiments.launch import Piece, folder_of
 from fedlens.experiments.outlook import Outlook, position
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.suite import Cell
+from fedlens.files import cache_dir
 
-Pace = Callable[[Config], Mapping[str, float]]  # seconds per image of each task
+Pace = Callable[[Config, Collection[str]], Mapping[str, float]]  # task → seconds per image
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,18 @@ class Planned:
 
 
 def planned(cells: Sequence[Cell]) -> list[Planned]:
-    return [Planned(cell, folder_of(cell.config)) for cell in cells]
+    """Each cell with its folder; refuses a run.name that would make two different runs one."""
+    found = [Planned(cell, folder_of(cell.config)) for cell in cells]
+    named: dict[Any, Planned] = {}
+    for run in found:
+        if run.cell.config.run.name is None:  # then what it is names it
+            continue
+        first = named.setdefault(run.folder.path, run)
+        if essence(first.cell.config) != essence(run.cell.config):
+            raise FedlensError(
+                f"'{first.label}' and '{run.label}' are two runs with one name: leave run.name out."
+            )
+    return found
 
 
 def once(plan: Sequence[Planned]) -> list[Planned]:
@@ -65,20 +86,22 @@ def unfinished(plan: Sequence[Planned]) -> list[Planned]:
 
 
 def outlook_of(runs: Sequence[Planned], *, at_once: int) -> Outlook:
-    images = counted_once(work_of(run.cell.config) for run in runs)
+    done = [PRETRAINED] if any(cache_dir().glob("weights/vit_pico-*.safetensors")) else []
+    images = counted_once((work_of(run.cell.config) for run in runs), done=done)
     weights = {run.label: weigh(count) for run, count in zip(runs, images, strict=True)}
     return Outlook(weights, {run.label: run.units for run in runs}, at_once=at_once)
 
 
 def estimates(runs: Sequence[Planned], pace: Pace) -> list[float]:
-    """Seconds of what is left of each run; `pace` is asked once for every kind of work."""
-    known: dict[tuple[Any, ...], Mapping[str, float]] = {}
+    """Seconds of what is left of each run; `pace` is asked once for a task of a kind of work."""
+    known: dict[tuple[Any, ...], dict[str, float]] = {}
     images = counted_once(work_of(run.cell.config) for run in runs)
     found = []
     for run, count in zip(runs, images, strict=True):
         config = run.cell.config
-        if (what := kind(config)) not in known:
-            known[what] = pace(config)
+        per_image = known.setdefault(kind(config), {})
+        if missing := {task for task, images in count.items() if images} - per_image.keys():
+            per_image.update(pace(config, missing))
         left = 1 - min(1.0, position(run.folder) / run.units) if run.units else 1.0
-        found.append(OVERHEAD + left * weigh(count, known[what]))
+        found.append(OVERHEAD + left * weigh(count, per_image))
     return found

@@ -4,18 +4,19 @@ Weights and pixels are random and nothing is kept: the work is the real one, its
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 
 import torch
 
 from fedlens import rng
+from fedlens.data import synthetic
 from fedlens.data.augment import Augmentation
 from fedlens.data.batches import ImageExamples, Pipeline
 from fedlens.data.images import Images
 from fedlens.experiments.build import step_rules
 from fedlens.experiments.config import Config, trained_part
-from fedlens.experiments.cost import SIZES, work_of
+from fedlens.experiments.cost import SIZES
 from fedlens.experiments.device import choose_device
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
@@ -26,8 +27,10 @@ from fedlens.sparse.masks import Masks
 from fedlens.sparse.sgdm import sgdm
 from fedlens.sparse.squares import Squares
 from fedlens.training.evaluate import evaluate
-from fedlens.training.local import Tally, local_step
+from fedlens.training.local import StepRules, Tally, local_step
+from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
+from fedlens.training.pretrain import Recipe, SumOfParts
 
 ENOUGH = 1.0  # seconds of one task
 FEW = 4  # images to begin with, when nothing is known of the speed
@@ -36,12 +39,12 @@ HEAD = 2e-6  # seconds per image where features are at hand: next to nothing
 Step = Callable[[torch.Tensor], object]  # does its task with the images at an index
 
 
-def pace(config: Config) -> dict[str, float]:
-    """Task → seconds per image, for the tasks that the config's work has."""
-    wanted = work_of(config).tasks
-    return {"head": HEAD} | {
-        task: _timed(step, most) for task, (step, most) in _steps(config).items() if task in wanted
-    }
+def pace(config: Config, tasks: Collection[str]) -> dict[str, float]:
+    """Task → seconds per image."""
+    steps = _steps(config)
+    if "pretrain" in tasks:
+        steps["pretrain"] = _pretraining()
+    return {"head": HEAD} | {task: _timed(*step) for task, step in steps.items() if task in tasks}
 
 
 def _timed(step: Step, most: int) -> float:
@@ -104,6 +107,23 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
         "evaluate": (look, config.evaluate.batch_size),
         "calibrate": (calibrate, config.sparse.micro_batch),
     }
+
+
+def _pretraining() -> tuple[Step, int]:
+    """A step of vit_pico's, in which every weight is trained whatever the run trains later."""
+    row, most = backbones.find("vit_pico"), Recipe().batch_size
+    model = SumOfParts(backbones.create(row))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    noise = _noise(most, len(synthetic.combinations()[1]))
+    examples = ImageExamples(noise, None, Pipeline(row.resolution, row.mean, row.std))
+    rules, stream = StepRules(Precision("fp32", "cpu")), Stream(0, ("probe",))
+
+    def train(index: torch.Tensor) -> None:
+        local_step(
+            model, optimizer, examples, index, rules, Tally(), stream=stream, step=0, width=0
+        )
+
+    return train, most
 
 
 def _noise(count: int, classes: int) -> Images:

@@ -92,6 +92,8 @@ def _run(config: Config, folder: RunFolder, watch: Watch | None = None) -> RunFo
     except OSError as error:
         raise FedlensError(f"Cannot write to {folder.path} ({error.strerror}).") from error
     with logging_to(log_file), folder.lock(), listening() as stop:
+        if (folder.path / "result.json").exists():  # of a process that held the lock until now
+            return folder
         try:
             clear_partials(folder.path)
             folder.forget_failure()

@@ -88,7 +88,8 @@ class Search:
 
     def trial(self, values: Record) -> Config:
         """The same, but it never opens the test split, and leaves little on the disk."""
-        config = compose.changed(self.config, {**values, "evaluate.test": False})
+        untested = {"evaluate.test": False, "evaluate.test_curve": False}
+        config = compose.changed(self.config, {**values, **untested})
         kept = replace(config.checkpoint, keep_last=1, keep_best=1)
         place = RunConfig(root=str(self.folder / "runs"), name=run_name(config))
         return replace(config, checkpoint=kept, run=place)

@@ -23,6 +23,11 @@ class StopRequest:
     def __init__(self) -> None:
         self.name: str | None = None
 
+    def hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.name:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
     def check(self) -> None:
         if self.name:
             raise Interrupted(self.name)
@@ -30,17 +35,19 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turns SIGINT and SIGTERM into a stop request while the context lasts."""
+    """Turns SIGINT and SIGTERM into a stop request while the context lasts.
+
+    A request that came after the last check is handed to the context around, if there is one.
+    """
     request = StopRequest()
-
-    def ask(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        if request.name:
-            raise KeyboardInterrupt
-        request.name = signal.Signals(number).name
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, request.hear) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        around = getattr(before[signal.SIGINT], "__self__", None)
+        if isinstance(around, StopRequest):
+            around.name = around.name or request.name

@@ -16,11 +16,14 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
 from fedlens.errors import FedlensError, suggest
 from fedlens.experiments.compose import CONFIGS, changed, compose, groups, header, options
 from fedlens.experiments.config import Config
+
+SLASH = " / "  # between the parts of a label
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return " / ".join(filter(None, (self.section, self.row, self.column)))
+        return SLASH.join(filter(None, (self.section, self.row, self.column)))
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Suite:
 
         `overrides` come last and hold for all; a seed among them is the first one.
         """
+        if any(word.partition("=")[0] == "run.name" for word in overrides):
+            raise FedlensError(
+                "run.name would make all runs of the suite one: leave it out, and say run.root "
+                "for another folder."
+            )
         found = list(self._cells("", list(overrides), None))
         counts = [seeds or told or 1 for _, told in found]
         return [
@@ -76,7 +84,7 @@ class Suite:
                 config = _composed(experiment, tuple(said))
                 yield Cell(section, row, column, config, [experiment, *said], asked), told
         for label, (suite, more_words) in self.sections.items():
-            where = " / ".join(filter(None, (section, label)))
+            where = SLASH.join(filter(None, (section, label)))
             yield from suite._cells(where, [*more_words, *last], told)
 
 
@@ -90,15 +98,30 @@ def find(which: str) -> Suite:
 
 
 def only(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
-    """Those whose "section / row / column" contains one of the texts; all if there are none."""
+    """Those whose "section / row / column" contains one of the texts; all if there are none.
+
+    A text, or the last part of one, that is the whole name of a part somewhere stands for that
+    alone: Nc=1 is not Nc=10.
+    """
     if not texts:
         return list(cells)
+    names = {name for cell in cells for name in cell.label.casefold().split(SLASH)}
     wanted = [text.casefold() for text in texts]
-    found = [cell for cell in cells if any(text in cell.label.casefold() for text in wanted)]
+    found = [
+        cell for cell in cells if any(_fits(cell.label.casefold(), text, names) for text in wanted)
+    ]
     if not found:
         labels = ", ".join(f"'{label}'" for label in dict.fromkeys(c.label for c in cells))
         raise FedlensError(f"--only {' '.join(texts)} fits no run: there are {labels}.")
     return found
+
+
+def _fits(label: str, text: str, names: set[str]) -> bool:
+    if text in names:
+        return text in label.split(SLASH)
+    if text.rpartition(SLASH)[2] in names:
+        return text + SLASH in label + SLASH
+    return text in label
 
 
 def _reseeded(cell: Cell, number: int) -> Cell:
@@ -133,6 +156,8 @@ def _base(experiment: str, chosen: tuple[str, ...]) -> Config:
 @cache
 def _told(word: str) -> tuple[str, Any]:
     found = OverridesParser.create().parse_override(word)
+    if found.type != OverrideType.CHANGE or found.is_sweep_override():
+        raise FedlensError(f"'{word}' does not give a key a value.")
     return found.key_or_group, found.value()
 
 
@@ -162,7 +187,7 @@ def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, .
         told: Any = yaml.safe_load(text)
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FedlensError(f"{path} is not a suite: it is not YAML.") from error
     if not isinstance(told, dict) or not told.keys() & {"rows", "sections"}:
         raise FedlensError(
@@ -175,13 +200,16 @@ def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, .
     rows, columns = told.get("rows", {}), told.get("columns", {"": ""})
     sections, seeds = told.get("sections", {}), told.get("seeds")
     for key, table in (("rows", rows), ("columns", columns), ("sections", sections)):
-        if not _of_words(table):
-            raise FedlensError(f"{path}: {key} map a label to words of a command line.")
+        if key in told and not _of_words(table):
+            raise FedlensError(
+                f"{path}: {key} map at least one label to words of a command line, with quotes in "
+                "pairs."
+            )
     if seeds is not None and (type(seeds) is not int or seeds < 1):
         raise FedlensError(f"{path}: seeds is a whole number of at least 1, not {seeds}.")
     analyses = told.get("analyses", {})
     if not isinstance(analyses, dict) or not all(
-        _of_rows(asked, rows) for asked in analyses.values()
+        _is_words(words) and _of_rows(asked, rows) for words, asked in analyses.items()
     ):
         raise FedlensError(
             f"{path}: analyses map words of `fedlens arithmetic` to a list of labels of its rows."
@@ -190,14 +218,31 @@ def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, .
     for label, words in sections.items():
         which, *rest = shlex.split(words)
         found[label] = (_find(which, folder, chain), rest)
+    rows = {label: _beside(words, folder) for label, words in rows.items()}
     return Suite(name, header(text), rows, columns, analyses, seeds, found)
 
 
 def _of_words(table: object) -> bool:
-    return isinstance(table, dict) and all(
-        isinstance(key, str) and isinstance(value, str) and (value.strip() or not key)
-        for key, value in table.items()
+    return (
+        isinstance(table, dict)
+        and bool(table)
+        and all(isinstance(key, str) and _is_words(value) for key, value in table.items())
     )
+
+
+def _is_words(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(shlex.split(value))
+    except ValueError:  # a quote that is not closed
+        return False
+
+
+def _beside(words: str, folder: Path) -> str:
+    """An experiment that is a file lies beside the suite, as sections do."""
+    experiment, *rest = shlex.split(words)
+    if experiment.endswith((".yaml", ".yml")):
+        return shlex.join([str(folder / experiment), *rest])
+    return words
 
 
 def _of_rows(asked: object, rows: dict[str, str]) -> bool:

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fedlens import rng
 from fedlens.errors import FedlensError
 from fedlens.experiments.config import unit
+from fedlens.experiments.launch import in_a_sentence
 from fedlens.experiments.progress import bar
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.searches import STATES, Search, alone, counted, failures, opened, settled
@@ -140,10 +141,11 @@ class _Session:
             if self._late():
                 return False
             raise
-        except FedlensError as error:
-            trial.set_user_attr("failure", str(error))
+        except Exception as error:
+            failure = in_a_sentence(error)
+            trial.set_user_attr("failure", failure)
             self.study.tell(trial, state=TrialState.FAIL)
-            log.warning("trial %d failed: %s", place, error)
+            log.warning("trial %d failed: %s", place, failure)
         else:
             value = curve.complete(folder, unit(config))
             self.study.tell(trial, value)
