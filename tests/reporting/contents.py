@@ -183,7 +183,8 @@ def _findings() -> list[Finding]:
         "interference": {
             "clients": [3, 8], "pair": [3, 8], "cosine": [[1.0, -0.2], [-0.2, 1.0]],
             "sign_conflict": [[0.0, 0.6], [0.6, 0.0]], "alphas": [0.0, 1.0],
-            "disentanglement_error": [[0.0, 0.1], [None, 0.2]],
+            "disentanglement_error": [[0.0, 0.1], [None, 0.2]], "sign_conflict_of_all": 0.6,
+            "accuracy_merged": [0.35, 0.85], "accuracy_alone": [0.35, 0.8], "round": 4,
         },
     }  # fmt: skip
     return [

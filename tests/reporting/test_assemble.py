@@ -132,9 +132,9 @@ def test_masks_are_shown_once_each(tmp_path: Path) -> None:
         write_run(tmp_path, changes)
     found = only(tmp_path).masks
     assert {(one.label, one.trained, one.total) for one in found} == {
-        ("least sensitive, density 0.1, IID", 100, 1000),
-        ("random, density 0.1, IID", 100, 1000),
-        ("least sensitive, density 0.5, IID", 500, 1000),
+        ("least sensitive, density 0.1, 4 rounds", 100, 1000),
+        ("random, density 0.1", 100, 1000),
+        ("least sensitive, density 0.5, 4 rounds", 500, 1000),
     }
     assert len(found) == 3
     assert found[0].layers == ["block 0", "block 1"]

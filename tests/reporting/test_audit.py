@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.reporting import worlds
 from tests.reporting.worlds import CENTRAL, NONIID, RIDGE, edit, masked, study_of, write_run
 
+from fedlens.experiments import compose
+from fedlens.experiments.config import run_name
 from fedlens.reporting.audit import audit
 from fedlens.reporting.chapters import comparisons, six_models
 from fedlens.reporting.content import Check
@@ -62,7 +65,7 @@ def test_an_honest_study_passes_every_check(tmp_path: Path) -> None:
     found = checks(tmp_path)
     assert set(found) == {CHOSEN, DENSITY, BUDGET, TUNED, NUMBERS, INPUTS, SEEDS, CODE}
     assert [check.violations for check in found.values()] == [[]] * 8
-    assert found[CHOSEN].looked_at.startswith("14 runs, 1 analysis:")
+    assert found[CHOSEN].looked_at.startswith("14 runs, 1 analysis with a choice:")
     assert found[DENSITY].looked_at.startswith("6 masks in 2 tables")
     assert found[TUNED].remarks == [
         "The six models of the study, dense: candidates by row: central 1, FedAvg, IID 2"
@@ -330,3 +333,43 @@ def test_runs_that_are_not_finished_are_remarked(tmp_path: Path) -> None:
     write_run(tmp_path, seed=0)
     (write_run(tmp_path, seed=1) / "result.json").unlink()
     assert "unfinished, and counting for nothing: 1 run" in checks(tmp_path)[CODE].remarks
+
+
+def test_a_config_is_the_one_its_run_was_named_by(tmp_path: Path) -> None:
+    written = write_run(tmp_path)
+    rewrite(written / "config.yaml", lambda told: told["run"].update(name=None))
+    named = written.rename(tmp_path / run_name(compose.load(written / "config.yaml")))
+    edit(named / "manifest.json", "name", named.name)
+    assert checks(tmp_path)[NUMBERS].passed
+    rewrite(named / "config.yaml", lambda told: told["train"].update(lr=0.5))
+    assert checks(tmp_path)[NUMBERS].violations == [
+        f"{named.name}: its config is not the one it was named by"
+    ]
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    change(told)
+    path.write_text(yaml.safe_dump(told), encoding="utf-8")
+
+
+def test_an_untrained_start_that_was_best_is_told(tmp_path: Path) -> None:
+    edit(write_run(tmp_path, RIDGE) / "result.json", "choice.unit", 0)
+    write_run(tmp_path, {**RIDGE, **masked()})
+    told = checks(tmp_path)[NUMBERS].remarks
+    assert told
+    assert all("was best on validation in 1 of 1 seed" in said for said in told)
+
+
+def test_copies_that_differ_in_what_they_keep_are_one_candidate(tmp_path: Path) -> None:
+    for rule in ("least_sensitive", "random"):
+        write_run(tmp_path, masked(rule))
+    write_run(tmp_path, {**masked(), "federated.keep_updates": 1, "experiment": "another"})
+    found = checks(tmp_path)[TUNED]
+    assert found.violations == []
+    assert any(said.startswith("learning rates as given") for said in found.remarks)
+
+
+def test_inputs_without_a_hash_are_told(tmp_path: Path) -> None:
+    edit(write_run(tmp_path) / "manifest.json", "inputs", {})
+    assert len(checks(tmp_path)[INPUTS].violations) == 2

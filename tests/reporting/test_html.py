@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tests.reporting.contents import ABOUT, cell, mask, minimal, rich
 
-from fedlens.reporting.content import Author, Check, Contrast
-from fedlens.reporting.html import QUESTIONS, TABS, deepest, distinct, page, share, summary, verdict
+from fedlens.reporting.content import Author, Cell, Check, Contrast, Curve, CurveSet, Grid
+from fedlens.reporting.html import QUESTIONS, TABS, deepest, distinct, page, share, summary
+from fedlens.reporting.remarks import verdict
 
 NASTY = "<script>alert(1)</script>"
 
@@ -130,9 +131,9 @@ def test_whatever_is_told_is_text() -> None:
 def test_the_data_hold_numbers_as_json_knows_them() -> None:
     content = rich()
     chapter = content.chapters[0]
-    odd = replace(chapter.alphas[0], loss=[float("nan"), float("inf"), 1.23456789])
+    odd = replace(chapter.alphas[0], loss=[float("nan"), float("inf"), 1.2345678901234567])
     told = data(page(replace(content, chapters=[replace(chapter, alphas=[odd])])))
-    assert told[0]["alphas"][0]["loss"] == [None, None, 1.23457]
+    assert told[0]["alphas"][0]["loss"] == [None, None, 1.2345678901234567]
 
 
 def test_one_seed_is_labelled_and_has_no_interval() -> None:
@@ -149,10 +150,11 @@ def test_one_seed_is_labelled_and_has_no_interval() -> None:
         (1.5, 3, 0.0499, "higher"),
         (-1.5, 3, 0.05, "not decided"),
         (-1.5, 3, None, "not decided"),
-        (-9.0, 1, None, "one seed"),
+        (-1.5, 2, 0.0001, "2 seeds decide nothing"),
+        (-9.0, 1, None, "1 seed decides nothing"),
     ],
 )
-def test_a_difference_is_decided_below_five_percent_alone(
+def test_a_difference_is_decided_below_five_percent_by_three_seeds_or_more(
     mean: float, count: int, corrected: float | None, said: str
 ) -> None:
     half = 0.5 if count > 1 else None
@@ -164,7 +166,73 @@ def test_differences_are_shown_with_sign_interval_and_verdict() -> None:
     shown = words(page(rich()))
     assert "least sensitive dense IID −1.18 ± 0.62 3 0.056 not decided" in shown
     assert "random dense IID −0.66 ± 0.04 3 < 0.001 lower" in shown
-    assert "Nc=1 IID −39.56 1 – one seed" in shown
+    assert "Nc=1 IID −39.56 1 – 1 seed decides nothing" in shown
+
+
+def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
+    content = rich()
+    headline = content.chapters[0].headline
+    assert headline
+    first: list[Cell | None] = [cell(40.0, [0, 1], untrained=1), cell(41.0, [0, 1])]
+    cells = [first, *headline.cells[1:]]
+    told = replace(content.chapters[0], headline=replace(headline, cells=cells))
+    changed = replace(content, chapters=[told])
+    said = "1 of 2 seeds: untrained start was best"
+    assert f"40.00 ± 0.42 2 seeds · 307 MB † {said} 41.00" in words(page(changed))
+    assert f"from 40.00 % (central, dense; {said}) to" in summary(changed)
+    assert said not in words(page(content))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "said"),
+    [
+        ((1, 1), "are as given in the configs; these records hold no choice among several."),
+        ((1, 4), "In 1 of 2 cells of the tables the method, with its learning rate and weight "
+                 "decay, was chosen among several on validation, never on test accuracy; in the "
+                 "others these are as given in the configs."),
+        ((2, 4), "chosen among several on validation, never on test accuracy. p-values"),
+    ],
+)  # fmt: skip
+def test_a_choice_is_told_only_where_there_was_one(candidates: tuple[int, int], said: str) -> None:
+    row = [cell(50.0, [0], candidates=count) for count in candidates]
+    table = Grid("a", "heads", "Heads", "", "", ["a"], ["IID", "Nc=1"], [[*row]])
+    content = replace(minimal(), chapters=[replace(minimal().chapters[0], grids=[table])])
+    assert said in words(page(content))
+
+
+def test_megabytes_say_what_was_sent_before_the_first_round() -> None:
+    assert "Megabytes are those sent in a run, both ways. " in words(page(rich()))
+    content = rich()
+    early = [
+        Curve(str(sent), [], [0, 2], [0, 8], [sent, 20.0], [40.0, 41.0], [None, None])
+        for sent in (15.1544, 7.5)
+    ]
+    curves = [CurveSet("six_models", "headline", "Six", "round", early, [])]
+    told = replace(content, chapters=[replace(content.chapters[0], curves=curves)])
+    said = "both ways in rounds, and 7.50 to 15.15 MB up before the first of them, for the head or"
+    assert said in words(page(told))
+
+
+def test_an_analysis_is_told_with_its_ties_its_pair_and_chance() -> None:
+    content = rich()
+    here = content.chapters[0]
+    assert "ties with" not in words(page(content))
+    tied = replace(here.alphas[0], accuracy=[50.0, 50.0, 49.0])
+    told = words(page(replace(content, chapters=[replace(here, alphas=[tied])])))
+    assert "On validation it ties with α = 0." in told
+    assert "merged clients 3 and 8 sign conflict of 2 clients by chance 50.00%" in told
+
+
+def test_facts_are_named_in_words() -> None:
+    facts: dict[str, list[Any]] = {
+        "lr": [0.01],
+        "ridge_lambda": [1.0],
+        "batch_size": [32],
+        "schedule": ["cosine"],
+    }
+    content = replace(minimal(), chapters=[replace(minimal().chapters[0], facts=facts)])
+    said = "learning rate 0.01 ridge λ 1.0 batch size 32 schedule cosine"
+    assert said in words(page(content))
 
 
 def test_the_summary_says_what_the_records_say() -> None:
@@ -172,8 +240,8 @@ def test_the_summary_says_what_the_records_say() -> None:
         "This report is drawn from 3 finished runs in 2 settings, over seeds 0, 1. "
         "On synthetic, vit_pico at 32 px: The six models of the study, from "
         "49.33 % (FedAvg, Nc=1, dense; 3 seeds) to 78.74 % (central, dense; 1 seed); "
-        "of 2 differences between rows of the mask-rule tables, 1 is decided "
-        "(p < 0.05 after Holm's correction). "
+        "of 2 differences between rows of the mask-rule tables, over 3 seeds, 1 is decided "
+        "(p < 0.05 after Holm's correction, over at least 3 seeds). "
         "On cifar100, vit_tiny at 160 px: Central baselines, 70.00 % "
         "(everything, accuracy; 1 seed). The audit found no violation in 2 checks."
     )

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pylatexenc.latexwalker import LatexWalker
 from tests.reporting.contents import ABOUT, HERE, cell, chapter, minimal, rich
 
 from fedlens.errors import FedlensError
-from fedlens.reporting import latex, study_figures
+from fedlens.reporting import latex, remarks, study_figures
 from fedlens.reporting.content import (
     About,
     AlphaCurve,
@@ -26,11 +27,13 @@ from fedlens.reporting.content import (
     Check,
     Content,
     Contrast,
+    CurveSet,
     Finding,
     Grid,
     Observation,
+    PartitionPicture,
 )
-from fedlens.reporting.latex import audited, differences, floats, speech
+from fedlens.reporting.latex import analysed, audited, differences, floats, speech
 from fedlens.reporting.latex.sections import TABLE
 
 NASTY = r"100% & $x_1$ #~^\{} <|> α λ × − σ ≥ é ł ß 中"
@@ -149,7 +152,7 @@ def numbers(text: str) -> list[str]:
     text = COLUMNS.sub("", body(text))
     tables = re.findall(r"\\toprule.*?\\end\{tabular\}", text, re.S)
     for table in tables:  # here results stand in formulae
-        text = text.replace(table, table.replace("^{1}", "").replace("$", ""))
+        text = text.replace(table, re.sub(r"\^\{[^}]*\}|\$", "", table))
     for pattern in UNSAID:
         text = pattern.sub("", text)
     text = re.sub(r"(?<!\\)\$[^$]*\$", "", text)
@@ -179,8 +182,14 @@ def counted(content: Content) -> Iterator[str]:
     grids = [g for c in content.chapters for g in ([c.headline] if c.headline else []) + c.grids]
     cells = [one for grid in grids for row in grid.cells for one in row if one]
     yield str(len(cells))
-    yield str(sum(len(one.seeds) == 1 for one in cells))
+    yield str(sum(len(one.seeds) < 3 for one in cells))
+    yield str(sum(one.candidates > 1 for one in cells))
     yield str(len({run.seed for run in content.runs}))
+    for finding in (f for c in content.chapters for f in c.findings if f.kind == "interference"):
+        yield from held(100 * remarks.chance(len(finding.record["clients"])))
+        told = finding.record
+        shares = [told["sign_conflict_of_all"], *told["accuracy_merged"], *told["accuracy_alone"]]
+        yield from held([100 * share for share in shares])
     for grid in grids:
         yield str(sum(c.corrected is not None for c in grid.contrasts))
         yield str(sum(c.corrected is not None and c.corrected < 0.05 for c in grid.contrasts))
@@ -267,7 +276,8 @@ def compared(*contrasts: Contrast, columns: tuple[str, ...] = ("IID",)) -> Grid:
 def test_a_difference_is_stated_only_if_its_corrected_p_decides_it() -> None:
     (said,) = differences.contrasts(compared(LOSS, GAIN, OPEN))
     assert said == (
-        r"Against \emph{dense}, \emph{random} costs 1.49 $\pm$ 0.50 points ($p$ = 0.030); "
+        r"Against \emph{dense}, over 3 seeds, \emph{random} costs 1.49 $\pm$ 0.50 points "
+        r"($p$ = 0.030); "
         r"\emph{ridge} gains 2.25 $\pm$ 0.50 points ($p$ = 0.0004); the difference is not decided "
         r"by these data for \emph{least sensitive} ($-$1.18 $\pm$ 0.62)."
     )
@@ -290,13 +300,23 @@ def test_a_p_below_the_limit_is_printed_below_it() -> None:
     assert differences.p_value(replace(LOSS, corrected=0.00002)) == "$p$ = 0.00002"
 
 
-def test_one_seed_decides_nothing_and_says_so() -> None:
-    grid = compared(ALONE)
-    assert differences.contrasts(grid) == [
-        r"With one seed, which decides nothing, the differences from \emph{dense} are, in points: "
-        r"\emph{lowest} $-$0.32."
-    ]
-    assert differences.verdict(grid) == ""
+def test_fewer_than_three_seeds_decide_nothing_and_say_so() -> None:
+    two = replace(LOSS, count=2, corrected=0.0001)
+    for contrasts, opening, values in (
+        ([ALONE], "1 seed decides nothing", r"\emph{lowest} $-$0.32."),
+        ([two], "2 seeds decide nothing", r"\emph{random} $-$1.49 $\pm$ 0.50."),
+        ([ALONE, two], "1 to 2 seeds decide nothing", r"\emph{random} $-$1.49 $\pm$ 0.50."),
+    ):
+        grid = compared(*contrasts)
+        (said,) = differences.contrasts(grid)
+        assert said.startswith(
+            rf"{opening}; the differences from \emph{{dense}} are, in points: \emph"
+        )
+        assert said.endswith(values)
+        assert differences.verdict(grid) == ""
+
+
+def test_one_seed_is_told_where_its_number_stands() -> None:
     assert "(dense, 1 seed)" in speech.accuracies([("dense", cell(50.0, [4]))])
 
 
@@ -318,13 +338,16 @@ def test_of_many_columns_the_first_and_the_last_are_spoken_of() -> None:
 
 def test_the_conclusion_counts_what_is_decided() -> None:
     assert differences.verdict(compared(LOSS)) == (
-        r"\emph{Rules}: \emph{random} costs 1.49 $\pm$ 0.50 points against \emph{dense} "
-        r"($p$ = 0.030)"
+        r"\emph{Rules}: over 3 seeds, \emph{random} costs 1.49 $\pm$ 0.50 points against "
+        r"\emph{dense} ($p$ = 0.030)"
     )
     assert differences.verdict(compared(LOSS, GAIN, OPEN)).startswith(
-        r"\emph{Rules}: of 3 differences 2 are decided, the largest: \emph{ridge} gains 2.25"
+        r"\emph{Rules}: of 3 differences over 3 seeds 2 are decided, the largest: "
+        r"\emph{ridge} gains 2.25"
     )
-    assert differences.verdict(compared(OPEN)) == r"\emph{Rules}: of 1 difference none is decided"
+    assert differences.verdict(compared(OPEN)) == (
+        r"\emph{Rules}: of 1 difference over 3 seeds none is decided"
+    )
 
 
 def test_a_difference_in_any_setting_counts_in_the_conclusion(tmp_path: Path) -> None:
@@ -336,8 +359,67 @@ def test_a_difference_in_any_setting_counts_in_the_conclusion(tmp_path: Path) ->
 
 def test_values_without_a_paired_test_claim_no_ordering(tmp_path: Path) -> None:
     said = written(rich(), tmp_path)
-    assert r"Test accuracy is \emph{ridge} 70.00\,\% (IID, 1 seed) and \emph{linear} 70.00" in said
+    assert (
+        r"Under IID, test accuracy is \emph{ridge} 70.00\,\% (1 seed) and \emph{linear} 70.00"
+        in said
+    )
     assert "No paired test belongs to these numbers: no ordering is claimed." in said
+
+
+def test_rows_are_compared_in_a_column_that_they_share() -> None:
+    ridge, central, even = (cell(mean, [0, 1]) for mean in (48.34, 50.02, 49.15))
+    cells: Cells = [[None, ridge], [central, even]]
+    table = Grid("a", "heads", "", "", "", ["ridge", "linear"], ["central", "IID"], cells)
+    assert speech.reached(table) == (
+        r"Under IID, test accuracy is \emph{ridge} 48.34 $\pm$ 0.42\,\% (2 seeds) and "
+        r"\emph{linear} 49.15 $\pm$ 0.42\,\% (2 seeds)."
+    )
+    apart = replace(table, cells=[[None, ridge], [central, None]])
+    assert speech.reached(apart) == (
+        r"Under central, test accuracy is \emph{linear} 50.02 $\pm$ 0.42\,\% (2 seeds). "
+        r"Not compared, for want of a run there: \emph{ridge}."
+    )
+
+
+def test_seeds_are_counted_and_untrained_models_marked_at_every_table() -> None:
+    grid = replace(compared(LOSS), cells=[[cell(50.0, [0])], [cell(51.0, [0, 1, 2], untrained=2)]])
+    placed = floats.table(grid, HERE)
+    assert r"test accuracy in \%, $n$ = 1 to 3 seeds." in placed.body
+    assert r"$51.00 \pm 0.42^{\dagger}$" in placed.body
+    assert r"\footnotesize $^{1}$ One seed, no interval. $^{\dagger}$ In some seeds" in placed.body
+    assert r"\footnotesize" not in floats.table(compared(LOSS), HERE).body
+    assert "(dense, 2 of 3 seeds: untrained start was best)" in speech.accuracies(
+        [("dense", cell(50.0, [0, 1, 2], untrained=2))]
+    )
+
+
+def test_the_settings_table_tells_rates_schedules_and_calibration(tmp_path: Path) -> None:
+    facts: dict[str, list[Any]] = {
+        "lr": [0.003, 0.1], "schedule": ["constant", "cosine_x"], "weight_decay": [0.0001],
+        "ridge_lambda": [1.0], "calibration_source": ["clients"],
+        "calibration_examples": [300, "all"],
+    }  # fmt: skip
+    said = written(Content(ABOUT, [chapter(HERE, facts=facts)], [], [], {}), tmp_path)
+    for line in (
+        r"Learning rate $\eta$ & 0.003, 0.1 \\", r"Its schedule & constant, cosine\_x \\",
+        r"Weight decay $\beta$ & 0.0001 \\", r"Ridge $\lambda$ & 1 \\",
+        r"Calibrated on & clients \\", r"Calibration examples & 300, all \\",
+    ):  # fmt: skip
+        assert line in said
+    assert r"\nabla_w L + \beta w" in said
+
+
+@pytest.mark.parametrize(("candidates", "said"), [
+    (1, "Learning rates and weight decay are as given in the configs; these records hold no"),
+    (3, "In 4 of 4 cells of the tables the method, with its learning rate and weight decay, was"),
+])  # fmt: skip
+def test_a_choice_on_validation_is_claimed_only_where_one_was_made(
+    candidates: int, said: str, tmp_path: Path
+) -> None:
+    grid = compared(LOSS, GAIN, OPEN)
+    cells = [[one and replace(one, candidates=candidates) for one in row] for row in grid.cells]
+    content = Content(ABOUT, [chapter(HERE, grids=[replace(grid, cells=cells)])], [], [], {})
+    assert said in written(content, tmp_path)
 
 
 def test_missing_models_are_named() -> None:
@@ -364,22 +446,85 @@ def test_suites_that_are_named_exist() -> None:
 def test_an_alpha_at_the_end_of_its_grid_is_told_with_a_warning() -> None:
     curve = AlphaCurve("a", "run", "base", [0.0, 1.0, 1.5], [1.0] * 3, [1.0] * 3, 1.5, 49.82, 49.56,
                        0.25, "r")  # fmt: skip
-    said = speech.scaled(curve)
+    said = analysed.scaled(curve)
     assert (
         r"chose $\alpha$ = 1.5, with a test accuracy of 49.82\,\%; as trained it is 49.56" in said
     )
     assert "largest tried" in said
     assert "barrier on the way is 0.2500" in said
-    assert "largest tried" not in speech.scaled(replace(curve, chosen=1.0, barrier=None))
+    assert r"On validation this $\alpha$ ties with 0 and 1." in said
+    inner = analysed.scaled(replace(curve, chosen=1.0, accuracy=[1.0, 2.0, 1.0], barrier=None))
+    assert "largest tried" not in inner
+    assert "ties" not in inner
 
 
 def test_what_was_observed_goes_from_the_first_round_to_the_last() -> None:
     seen = Observation("IID", ["r"], [1, 5, 9], [2.0, 1.5, 1.0], [0.5, 0.4, -0.1], [None] * 3)
-    assert speech.observed(seen) == (
-        r"For \emph{IID}, from round 1 to round 9, drift goes from 2.000 to 1.000 and the cosine "
-        "of updates from 0.500 to $-$0.100."
+    assert analysed.observed(seen, 0.3) == (
+        r"For \emph{IID} (1 seed, learning rate 0.3), from round 1 to round 9, drift goes from "
+        "2.000 to 1.000 and the cosine of updates from 0.500 to $-$0.100."
     )
-    assert speech.observed(replace(seen, drift=[], cosine=[])) == ""
+    assert r"\emph{IID} (2 seeds), from" in analysed.observed(replace(seen, runs=["r", "s"]), None)
+    assert analysed.observed(replace(seen, drift=[], cosine=[]), 0.3) == ""
+
+
+def observed_grid(name: str, rates: list[list[float]]) -> tuple[Grid, CurveSet]:
+    rows, columns = ["IID", "Nc=1"], ["dense", "sparse"]
+    cells: Cells = [[cell(50.0, [0], lr=rate) for rate in row] for row in rates]
+    seen = [
+        Observation(f"{row}, {column}", ["r"], [1, 2], [2.0, 1.0], [], [])
+        for row in rows for column in columns
+    ]  # fmt: skip
+    return (
+        Grid(name, name, f"Of {name}", "", "", rows, columns, cells),
+        CurveSet(name, name, "", "round", [], seen),
+    )
+
+
+def test_drift_is_told_of_methods_that_differ_in_one_thing() -> None:
+    """The learning rate is another thing: a pair that shares it goes first."""
+    apart, seen_apart = observed_grid("headline", [[0.01, 1.0], [0.001, 0.1]])
+    alike, seen_alike = observed_grid("local_steps", [[0.3, 0.1], [0.3, 0.2]])
+    both = chapter(HERE, headline=apart, grids=[alike], curves=[seen_apart, seen_alike])
+    title, first, last = TABLE["drift"].sentences(both)
+    assert title == r"From \emph{Of local\_steps}:"
+    assert first.startswith(r"For \emph{IID, dense} (1 seed, learning rate 0.3)")
+    assert last.startswith(r"For \emph{Nc=1, dense} (1 seed, learning rate 0.3)")
+    alone = chapter(HERE, headline=apart, curves=[seen_apart])
+    _, first, last, mind = TABLE["drift"].sentences(alone)
+    assert first.startswith(r"For \emph{IID, dense} (1 seed, learning rate 0.01)")
+    assert last.startswith(r"For \emph{Nc=1, dense} (1 seed, learning rate 0.001)")
+    assert mind == "Their learning rates differ, and drift with them."
+
+
+@pytest.mark.parametrize(("clients", "share"), [(2, 0.5), (3, 0.75), (5, 0.9375)])
+def test_signs_at_random_conflict_unless_all_are_alike(clients: int, share: float) -> None:
+    drawn = list(product((-1, 1), repeat=clients))
+    assert sum(len(set(signs)) > 1 for signs in drawn) / len(drawn) == share
+    assert remarks.chance(clients) == share
+
+
+def test_interference_names_its_pair_its_classes_and_chance() -> None:
+    record = {
+        "clients": [29, 62, 72], "pair": [29, 62], "round": 4, "sign_conflict_of_all": 0.5,
+        "accuracy_merged": [0.35, 0.85], "accuracy_alone": [0.35, 0.8],
+    }  # fmt: skip
+    found = Finding("i", "interference", "everything, Nc=1, J=4, seed 0", [], "r", record)
+    told = {"classes_per_client": {"min": 1.0, "mean": 1.0, "max": 1.0}}
+    few = PartitionPicture("p", "Nc=1", 3, 30, told, [], "r")
+    more = replace(few, label="Nc=10", summary={"classes_per_client": {"min": 3, "max": 10}})
+    (said,) = TABLE["conflicts"].sentences(chapter(HERE, findings=[found], partitions=[more, few]))
+    assert said == (
+        r"Clients 29 and 62 merged (round 4 of one run, \emph{everything, Nc=1, J=4, seed 0}): on "
+        r"validation images of the classes they hold (1 class each), their accuracies are 35.00 "
+        r"and 85.00\,\% merged and 35.00 and 80.00\,\% alone. Signs conflict in 50.00\,\% of the "
+        r"weights that two or more of the round's 3 clients move; signs drawn at random would in "
+        r"75.00\,\%."
+    )
+    assert remarks.classes(chapter(HERE, partitions=[more]), "x, Nc=10, y") == "3 to 10 classes"
+    assert remarks.classes(chapter(HERE, partitions=[more]), "x, Nc=1, y") == ""
+    still = {**record, "sign_conflict_of_all": None}
+    assert "Signs" not in analysed.interfered(replace(found, record=still), "")
 
 
 def test_rows_that_send_as_much_are_named_together() -> None:
@@ -387,8 +532,8 @@ def test_rows_that_send_as_much_are_named_together() -> None:
     cells: Cells = [[cell(50.0, [0], megabytes=m) for m in sent] for sent in ((8.0, 4.0),) * 2]
     nothing = cell(50.0, [0], megabytes=None)
     grid = Grid("a", "local_steps", "", "", "", rows, columns, [*cells, [nothing, None]])
-    assert speech.sent(grid) == (
-        r"Sent in a run, both ways, for \emph{IID} and \emph{Nc=1}: 8.00\,MB (J=4) and "
+    assert speech.sent(grid, "both ways") == (
+        r"Sent in a run (both ways), for \emph{IID} and \emph{Nc=1}: 8.00\,MB (J=4) and "
         r"4.00\,MB (J=8)."
     )
     assert r"For \emph{IID}: 8.00\,MB for 50.00\,\% (J=4, 1 seed)" in speech.bought(grid)
@@ -399,7 +544,7 @@ def test_long_lists_end_with_how_many_more_there_are() -> None:
     assert speech.listed(["a", "b"]) == "a and b"
     assert speech.listed(list("abcdefgh")) == "a, b, c, d and 4 more"
     fact = ", ".join(str(n) for n in range(100))
-    said = speech.analysed(Finding("m", "merge", "run", [("clients", fact)], "r", {}))
+    said = analysed.told(Finding("m", "merge", "run", [("clients", fact)], "r", {}))
     assert len(said) < 200
     assert said.endswith(r", \dots{}.")
 

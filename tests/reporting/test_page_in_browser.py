@@ -7,7 +7,7 @@ from shutil import which
 from typing import Any
 
 import pytest
-from tests.reporting.contents import HERE, THERE, minimal, rich
+from tests.reporting.contents import HERE, THERE, cell, minimal, rich
 
 from fedlens.reporting.content import Check, Content
 from fedlens.reporting.html import TABS, page
@@ -189,6 +189,27 @@ def test_a_number_tells_its_method_and_runs(opened: Any) -> None:
     for part in ("FedAvg, IID, sparse: 54.03 ± 0.42", "ridge head frozen", "learning rate 0.01",
                  "chosen among 3 on validation", "30.2 MB sent", "sparse_iid_s2_abc2"):  # fmt: skip
         assert part in told
+
+
+@pytest.mark.parametrize(
+    ("mean", "half"),
+    [(50.23, 12.32502), (50.04499999999999, 0.125), (48.375, 0.875), (50.045, 1.005)],
+)
+def test_a_chart_prints_the_digits_of_its_table(opened: Any, mean: float, half: float) -> None:
+    """However near a half its number is, or at one."""
+    content = rich()
+    headline = content.chapters[0].headline
+    assert headline
+    cells = [[cell(mean, [0, 1], half), cell(50.0, [0, 1], untrained=1)], *headline.cells[1:]]
+    told = replace(content.chapters[0], headline=replace(headline, cells=cells))
+    sheet = opened(replace(content, chapters=[told]))
+    said = f"{mean:.2f} ± {half:.2f}"
+    drawn = sheet.locator("#panel-overview [data-draw=dots] text").all_text_contents()
+    assert said in drawn
+    assert "50.00 ± 0.42 †" in drawn
+    assert sheet.locator("#panel-overview .number .value").first.inner_text() == said
+    sheet.locator("#panel-overview .number").nth(0).click()
+    assert said in sheet.locator("[data-about=six_models]").inner_text()
 
 
 def test_choosers_show_one_of_several(opened: Any) -> None:

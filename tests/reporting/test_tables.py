@@ -13,6 +13,7 @@ from fedlens.reporting.tables import (
     contrasts_csv,
     escape,
     latex,
+    latex_notes,
     markdown,
     to_csv,
     value,
@@ -24,6 +25,7 @@ SEVERAL = Cell(
 )  # fmt: skip
 SINGLE = replace(SEVERAL, mean=78.741, deviation=None, half=None, seeds=[7], runs=["b"], lr=0.1)
 FROZEN = replace(SEVERAL, mean=48.5, lr=None, megabytes=None, validation=None)
+UNTRAINED = replace(SEVERAL, untrained=2)
 CONTRAST = Contrast("dense", "IID", "J=4", -1.234, 0.456, 3, 0.004, 0.012)
 
 
@@ -46,6 +48,8 @@ def test_a_value_has_its_interval_or_says_that_it_is_of_one_seed() -> None:
     assert value(SEVERAL, lr=True) == "54.69 ± 0.42 (lr 0.03)"
     assert value(SINGLE, lr=True) == "78.74 (1 seed, lr 0.1)"
     assert value(FROZEN, lr=True) == "48.50 ± 0.42"
+    assert value(UNTRAINED) == "54.69 ± 0.42 †"
+    assert value(replace(SINGLE, untrained=1)) == "78.74 † (1 seed)"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,12 @@ def test_a_value_has_its_interval_or_says_that_it_is_of_one_seed() -> None:
         (replace(CONTRAST, mean=2.0, corrected=0.00004), "+2.00 ± 0.46 (p < 0.001)"),
         (replace(CONTRAST, corrected=0.05), "−1.23 ± 0.46 (p = 0.050, not decided)"),
         (replace(CONTRAST, corrected=0.31), "−1.23 ± 0.46 (p = 0.310, not decided)"),
-        (replace(CONTRAST, half=None, p=None, corrected=None, count=1), "−1.23 (1 seed)"),
+        (replace(CONTRAST, count=2), "−1.23 ± 0.46 (p = 0.012, 2 seeds decide nothing)"),
+        (replace(CONTRAST, half=0.0, p=None, corrected=None), "−1.23 ± 0.00 (not decided)"),
+        (
+            replace(CONTRAST, half=None, p=None, corrected=None, count=1),
+            "−1.23 (1 seed decides nothing)",
+        ),
     ],
 )
 def test_a_difference_says_whether_the_seeds_decide_it(contrast: Contrast, words: str) -> None:
@@ -68,12 +77,25 @@ def test_markdown_has_a_line_for_each_row_and_a_dash_where_there_is_no_run() -> 
         "| --- | ---: | ---: |",
         "| row_0 | 54.69 ± 0.42 | – |",
         "| row_1 | 54.69 ± 0.42 | 78.74 (1 seed) |",
+        "",
+        "n = 1 to 3 seeds.",
     ]
+
+
+def test_a_model_tested_before_any_training_is_marked_in_every_format() -> None:
+    start = "In some seeds the best on validation was the start, before any training."
+    table = grid([UNTRAINED, SEVERAL, replace(SINGLE, untrained=1)])
+    assert markdown(table).splitlines()[-1] == f"n = 1 to 3 seeds. † {start}"
+    assert r"$54.69 \pm 0.42^{\dagger}$" in latex(table)
+    assert "$78.74^{1\\dagger}$" in latex(table)
+    assert latex_notes(table).count(start) == 1
+    assert [line["untrained"] for line in read(to_csv(table))] == ["2", "0", "1"]
+    assert start not in markdown(grid([SEVERAL])) + latex_notes(grid([SEVERAL]))
 
 
 def test_differences_stand_below_the_accuracies() -> None:
     lines = markdown(grid([SEVERAL], contrasts=(CONTRAST,))).splitlines()
-    assert lines[-1] == "| dense | IID | J=4 | −1.23 ± 0.46 (p = 0.012) |"
+    assert lines[-1] == "| dense | IID | J=4 | −1.23 ± 0.46 (p = 0.012) | 3 |"
     assert any("Holm" in line for line in lines)
 
 
@@ -82,8 +104,8 @@ def test_learning_rates_are_told_only_where_they_differ() -> None:
     told = grid([SEVERAL, SINGLE, FROZEN])
     assert "(lr 0.03)" in markdown(told)
     assert r"{\scriptsize (0.03)}" in latex(told)
-    assert "learning rate" in latex(told)
-    assert "learning rate" not in latex(grid([SEVERAL, FROZEN]))
+    assert "learning rate" in latex_notes(told)
+    assert latex_notes(grid([SEVERAL, FROZEN])) == ""
 
 
 def test_a_bar_in_a_name_does_not_split_its_column() -> None:
@@ -98,8 +120,8 @@ def test_csv_has_a_line_for_each_cell_with_its_runs() -> None:
     assert lines[0] == {
         "table": "a_table", "row": "row_0", "column": "Nc=0", "mean": "54.687",
         "sample deviation": "0.17", "half width": "0.4223", "seeds": "0 1 2", "validation": "55",
-        "learning rate": "0.03", "candidates": "4", "megabytes": "307.25", "method": "dense, IID",
-        "runs": "a_s0 a_s1 a_s2",
+        "learning rate": "0.03", "candidates": "4", "untrained": "0", "megabytes": "307.25",
+        "method": "dense, IID", "runs": "a_s0 a_s1 a_s2",
     }  # fmt: skip
     assert lines[1]["learning rate"] == lines[1]["megabytes"] == lines[1]["validation"] == ""
     assert lines[2]["sample deviation"] == lines[2]["half width"] == ""
@@ -132,9 +154,8 @@ def test_a_tabular_has_rules_and_explains_its_marks() -> None:
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    single = latex(grid([SINGLE]))
-    assert r"row\_0 & $78.74^{1}$ \\" in single
-    assert r"\multicolumn{2}{l}{\footnotesize $^{1}$ One seed, no interval.} \\" in single
+    assert r"row\_0 & $78.74^{1}$ \\" in latex(grid([SINGLE]))
+    assert latex_notes(grid([SINGLE])) == "$^{1}$ One seed, no interval."
 
 
 def test_what_latex_would_read_as_a_command_is_printed() -> None:

@@ -68,6 +68,7 @@ def write_run(
     units = 0 if not trains else rounds(plan) if counted == "round" else config["train"]["epochs"]
     told = json.dumps(config, sort_keys=True)
     name = name or f"run_s{seed}_{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    config["run"]["name"] = name
     scores = _scores(validation, units)
     best = max(scores, key=lambda number: (scores[number], -number))
     folder = root / name
@@ -79,7 +80,8 @@ def write_run(
         "name": name, **what,
         "inputs": {"data": "d" * 8, "weights": "w" * 8},
         "sessions": [{
-            "command": "fedlens run it", "git": "c" * 8, "device": "cpu", "threads": 1,
+            "started": "2026-01-01T00:00:00+00:00", "command": "fedlens run it", "git": "c" * 8,
+            "device": "cpu", "threads": 1,
             "versions": {"fedlens": "0.1.0", "torch": "2", "timm": "1"},
         }],
         **({"masks": f"{config['sparse']['rule']}-{mask}-{seed}"} if mask else {}),
@@ -92,15 +94,25 @@ def write_run(
         **what, "choice": choice, "units": units,
         "validation": next(r["validation"] for r in metrics if r[counted] == best),
         "test": {"loss": 1.0, "top1": test, "per_class": [test] * 10, "count": 10_000},
-        "facts": _facts(config, mask),
+        "facts": _facts(config, mask), "seconds": 1.0, "finished": "2026-01-01T00:01:00+00:00",
     })  # fmt: skip
     if counted == "round":
-        summary = {"sizes": {"min": 1.0, "mean": 1.0, "max": 1.0}}
+        alike = {"min": 1.0, "mean": 1.0, "max": 1.0}
+        summary = dict.fromkeys(("sizes", "classes_per_client", "label_entropy", "emd"), alike)
         statistics = {"clients": 10, "samples": 100, "summary": summary}
         dump(folder / "partition.json", {**config["partition"], "statistics": statistics})
     if mask:
         dump(folder / "masks.json", _mask(mask))
     return folder
+
+
+def write_study(root: Path) -> Path:
+    """Two seeds on even data and two with one class per client."""
+    skewed = {"partition.name": "classes", "partition.classes_per_client": 1}
+    for seed in (0, 1):
+        write_run(root, seed=seed, test=0.6 + seed / 100)
+        write_run(root, skewed, seed=seed, test=0.3 + seed / 50)
+    return root
 
 
 def write_alpha(run: Path, chosen: int = 1) -> Path:

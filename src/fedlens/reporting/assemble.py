@@ -40,10 +40,15 @@ FACTS = {  # what the prose may say of the runs' configs
     "momentum": "train.momentum",
     "weight_decay": "train.weight_decay",
     "validation": "data.validation",
+    "lr": "train.lr",
+    "schedule": "train.schedule.name",
     "density": "sparse.density",
+    "calibration_source": "sparse.source",
+    "calibration_examples": "sparse.examples",
     "calibration_rounds": "sparse.rounds",
     "epochs": "train.epochs",
 }
+OF_CALIBRATION = ("sparse.rounds", "sparse.source", "sparse.examples")
 
 
 def content(study: Study, about: About) -> Content:
@@ -106,7 +111,7 @@ def _masks(methods: Sequence[Method]) -> list[MaskMap]:
         if (record := run.masks) is None or (digest := _digest(run)) in found:
             continue
         layers, kinds = list(record["layers"]), list(record["kinds"])
-        label = f"{words.rule(method)}, {words.density(method)}, {words.partition(method)}"
+        label = words.masked(method)
         found[digest] = MaskMap(
             name=f"mask-{len(found) + 1}",
             label=label,
@@ -209,12 +214,14 @@ def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
             method for method in methods
             if (group != "federated" or words.federated(method))
             and (group != "sparse" or words.sparse(method))
-            and (key != "sparse.rounds" or words.calibrates(method))
+            and (key not in OF_CALIBRATION or words.calibrates(method))
             and (key != "train.epochs" or not words.federated(method))
             and (group == "data" or key == "federated.clients" or words.trains(method))
         ]  # fmt: skip
         values = {value_of(method.config, key) for method in asked_of}
         found[name] = sorted(value for value in values if value is not None)
+    solved = {run.result["facts"].get("ridge_lambda") for m in methods for run in m.runs}
+    found["ridge_lambda"] = sorted(value for value in solved if value is not None)
     found["seeds"] = sorted({seed for method in methods for seed in method.seeds})
     return found
 

@@ -75,7 +75,7 @@ def six_models(methods: Methods, noniid: str = "") -> Comparison | None:
         [*dense, *masked], MODEL, MASK, name="six_models", chapter="headline",
         title="The six models of the study",
         note="One federation, one way of central training and one mask: those on record in most "
-             "of these cells, then the best on validation.",
+             f"of these cells, then the best on validation. {_budgets([*dense, *masked])}",
     )  # fmt: skip
 
 
@@ -111,7 +111,8 @@ def heads(methods: Methods) -> list[Comparison]:
         compare(
             here, TRAINED, PARTITION, name="heads", chapter="heads",
             title="Heads on the frozen backbone",
-            note="The backbone is as pretrained; a head in closed form needs no step.",
+            note="The backbone is as pretrained; a head in closed form needs no step. "
+                 f"{_budgets(learned)}",
         )
     ]  # fmt: skip
 
@@ -267,6 +268,16 @@ def _heads_alone(methods: Methods, like: Method) -> list[Method]:
         if words.federated(m) and not words.trains(m) and m.get("head.name") == "ridge"
         and m.get("head.ridge_lambda") == like.get("head.ridge_lambda")
     ]  # fmt: skip
+
+
+def _budgets(methods: Methods) -> str:
+    """What was spent, centrally and by clients, which need not be the same."""
+    said: dict[str, list[str]] = {"Central": [], "FedAvg": []}
+    for method in methods:
+        said["FedAvg" if words.federated(method) else "Central"].append(words.spent(method))
+    return " ".join(
+        f"{where}: {' or '.join(dict.fromkeys(told))}." for where, told in said.items() if told
+    )
 
 
 def _central_words(method: Method) -> str:

@@ -138,6 +138,7 @@ def cell(candidates: Sequence[Method]) -> Cell:
         candidates=len(candidates),
         megabytes=sum(known) / len(known) if known else None,
         runs=[run.name for run in method.runs],
+        untrained=sum(words.trains(method) and run.chosen_unit == 0 for run in method.runs),
     )
 
 
@@ -180,6 +181,7 @@ def compare(
         for label in across:
             here = [method for method in everywhere if columns.label(method) == label]
             candidates[everywhere_label, label] = here or list(everywhere)
+    candidates = {place: _apart(found) for place, found in candidates.items()}
     cells = [
         [cell(found) if (found := candidates.get((r, c))) else None for c in across] for r in down
     ]
@@ -188,6 +190,12 @@ def compare(
     table = Comparison(grid, {place: candidates[place] for place in places})
     contrasts = _contrasts(table.methods, down, across, references)
     return replace(table, grid=replace(grid, contrasts=contrasts))
+
+
+def _apart(methods: Sequence[Method]) -> list[Method]:
+    """Without second copies, which differ in names and in what was kept: no choice among those."""
+    alike = grouped(methods, lambda m: identity(m.config, INCIDENTAL))
+    return [max(copies, key=lambda m: (len(m.runs), identity(m.config))) for copies in alike]
 
 
 def _contrasts(

@@ -40,6 +40,7 @@ class Cell:
     candidates: int  # methods it was chosen among, on validation; 1: there was no choice
     megabytes: float | None  # sent in a run, both ways
     runs: list[str]
+    untrained: int = 0  # seeds whose best round or epoch was the start: what met the test split
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ ACCURACY = "validation accuracy [%]"
 MOST = 8  # lines in a panel; a set with more has several figures
 MARKED = 8  # markers on a line, where it has more points
 OBSERVED: dict[str, tuple[str, Callable[[Observation], list[float | None]]]] = {
-    "drift": ("drift from the global model", lambda o: o.drift),
+    "drift": ("drift from the clients' mean", lambda o: o.drift),
     "cosine": ("cosine between clients", lambda o: o.cosine),
     "sign agreement": ("sign agreement", lambda o: o.sign_agreement),
 }

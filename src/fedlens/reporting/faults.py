@@ -5,10 +5,16 @@ config, the manifest, its own classes and what analyses remember of it.
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from math import isclose
 from statistics import fmean
 from typing import Any
 
+import yaml
+
+from fedlens.errors import FedlensError
+from fedlens.experiments import compose
+from fedlens.experiments.config import Config, run_name
 from fedlens.reporting.study import Record, Run, value_of
 
 NAMED = {  # what manifest and result repeat of the config
@@ -66,6 +72,25 @@ def of_length(run: Run) -> Iterable[str]:
     done = sum("train" in record for record in run.metrics)
     if done != asked and not (done < asked and run.config["train"]["early_stopping"]):
         yield f"{done} of {asked} {run.result['unit']}s are in its journal"
+
+
+def of_name(run: Run) -> Iterable[str]:
+    """A run's name ends in a hash of its config, unless a name was told or keys were fewer then."""
+    told = yaml.safe_load(run.folder.config.read_text(encoding="utf-8"))
+    if told["run"]["name"] is None and _whole(told, asdict(Config())):
+        try:
+            named = run_name(compose.load(run.folder.config))
+        except FedlensError as error:
+            yield f"its config is refused ({error})"
+        else:
+            if named != run.name:
+                yield "its config is not the one it was named by"
+
+
+def _whole(told: Record, schema: Record) -> bool:
+    return told.keys() == schema.keys() and all(
+        _whole(told[key], value) for key, value in schema.items() if isinstance(value, dict)
+    )
 
 
 def of_result(run: Run) -> Iterable[str]:

@@ -15,20 +15,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedlens.reporting import remarks
 from fedlens.reporting.content import (
     AlphaCurve,
     Cell,
     Chapter,
     Content,
-    Contrast,
     CurveSet,
     Grid,
     MaskMap,
 )
+from fedlens.reporting.statistics import DECIDED, FEWEST
 
 SCRIPTS = ("tools", "lines", "dots", "drawings", "page")  # in the order in which they need another
-DIGITS = 6  # of a number that charts are drawn from: more are finer than any pixel
-DECIDED = 0.05  # a difference is called decided where its corrected p is below this
 NONE = "–"
 UNREAD = ("per_class",)  # long lists in records that no chart shows
 
@@ -51,6 +50,7 @@ SUMMARY = {  # of a partition
     "label_entropy": "label entropy, nats",
     "emd": "distance to all data",
 }
+FACTS = {"lr": "learning rate", "ridge_lambda": "ridge λ"}  # others are words already
 HEAT = ("heterogeneity", "local_steps")  # two ordered axes: colours show what a chart would
 
 
@@ -69,7 +69,11 @@ def page(content: Content) -> str:
         tabs=TABS,
         heat=HEAT,
         partition_words=SUMMARY,
+        fact_words=FACTS,
         summary=summary(content),
+        tuned=remarks.tuned(content.chapters),
+        limit=DECIDED,
+        fewest=FEWEST,
         faults=sum(len(check.violations) for check in content.audit),
         first=_first(content),
         data=Markup(_data(content)),
@@ -106,11 +110,12 @@ def _told(chapter: Chapter) -> list[str]:
         said.append(f"{grid.title}, " + (low if len(found) == 1 else f"from {low} to {high}"))
     rules = [c for grid in chapter.grids if grid.chapter == "mask_rules" for c in grid.contrasts]
     if rules:
-        decided = sum(verdict(contrast) in ("higher", "lower") for contrast in rules)
+        decided = sum(remarks.verdict(contrast) in ("higher", "lower") for contrast in rules)
         said.append(
-            f"of {_count(len(rules), 'difference')} between rows of the mask-rule tables, "
-            f"{decided} {'is' if decided == 1 else 'are'} decided "
-            f"(p < {DECIDED:g} after Holm's correction)"
+            f"of {_count(len(rules), 'difference')} between rows of the mask-rule tables, over "
+            f"{remarks.span(contrast.count for contrast in rules)}, {decided} "
+            f"{'is' if decided == 1 else 'are'} decided (p < {DECIDED:g} after Holm's correction, "
+            f"over at least {FEWEST} seeds)"
         )
     return said
 
@@ -125,16 +130,8 @@ def _named(grid: Grid) -> list[tuple[str, Cell]]:
 
 
 def _reached(name: str, cell: Cell) -> str:
-    return f"{cell.mean:.2f} % ({name}; {_count(len(cell.seeds), 'seed')})"
-
-
-def verdict(contrast: Contrast) -> str:
-    """What the seeds say of a difference, in two words at most."""
-    if contrast.count == 1:
-        return "one seed"
-    if contrast.corrected is None or contrast.corrected >= DECIDED:
-        return "not decided"
-    return "higher" if contrast.mean > 0 else "lower"
+    told = [name, remarks.untrained(cell) or _count(len(cell.seeds), "seed")]
+    return f"{cell.mean:.2f} % ({'; '.join(told)})"
 
 
 def missing(chapter: Chapter) -> list[str]:
@@ -215,18 +212,19 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _data(content: Content) -> str:
     """What charts are drawn from, as JSON that cannot end the element that holds it."""
-    told = _rounded([asdict(chapter) for chapter in content.chapters])
+    told = _finite([asdict(chapter) for chapter in content.chapters])
     text = json.dumps(told, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
-def _rounded(value: Any) -> Any:
+def _finite(value: Any) -> Any:
+    """All digits are kept: rounded twice, a number in a chart need not be the table's."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _rounded(held) for key, held in value.items() if key not in UNREAD}
+        return {key: _finite(held) for key, held in value.items() if key not in UNREAD}
     if isinstance(value, list | tuple):
-        return [_rounded(held) for held in value]
+        return [_finite(held) for held in value]
     return value
 
 
@@ -241,7 +239,12 @@ FILTERS = {
     "probability": _probability,
     "megabytes": _megabytes,
     "counted": _count,
-    "verdict": verdict,
+    "verdict": remarks.verdict,
+    "untrained": remarks.untrained,
+    "sent": remarks.sent,
+    "ties": remarks.ties,
+    "chance": remarks.chance,
+    "classes": remarks.classes,
     "missing": missing,
     "share": share,
     "extent": extent,

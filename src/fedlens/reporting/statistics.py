@@ -13,6 +13,8 @@ from typing import TypeVar
 from scipy import stats
 
 LEVEL = 0.95  # of every interval
+DECIDED = 0.05  # a difference is decided where its corrected p is below this…
+FEWEST = 3  # …over at least so many seeds: two may agree by accident
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -29,7 +31,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two methods over the seeds they share; `p` is two-sided, uncorrected."""
+    """Of two methods over the seeds they share; `p` is two-sided, uncorrected, or None."""
 
     estimate: Estimate
     p: float | None
@@ -57,13 +59,16 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 
 
 def _p_value(found: Estimate) -> float | None:
-    """Of Student's paired test; where all differences are the same it is 0, or 1 if that is 0."""
-    if found.deviation is None:
-        return None
+    """Of Student's paired test; it knows nothing of differences that are all the same."""
     if not found.deviation:
-        return 0.0 if found.mean else 1.0
+        return None
     t = abs(found.mean) / (found.deviation / math.sqrt(found.count))
     return float(2 * stats.t.sf(t, found.count - 1))
+
+
+def decided(corrected: float | None, count: int) -> bool:
+    """Whether so many seeds tell a difference from none."""
+    return corrected is not None and corrected < DECIDED and count >= FEWEST
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:

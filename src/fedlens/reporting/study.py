@@ -56,6 +56,11 @@ class Run:
         found = self.result["validation"]
         return None if found is None else 100 * float(found["top1"])
 
+    @property
+    def chosen_unit(self) -> int:
+        """The epoch or round whose parameters met the test split; 0 is the start, untrained."""
+        return int(self.result["choice"]["unit"])
+
     @cached_property
     def masks(self) -> Record | None:
         path = self.folder.path / "masks.json"

@@ -51,7 +51,7 @@ MOST = 6  # mask maps, and partitions, of a setting
 OVER = {
     "rounds": "Validation accuracy over rounds",
     "steps": "Validation accuracy over local steps",
-    "bytes": "Validation accuracy over megabytes sent, up and down",
+    "bytes": "Validation accuracy over megabytes sent, those before the first round included",
 }
 LEVELS = {
     "mask_rules": "Lines: dense training, and the head that all begin from.",

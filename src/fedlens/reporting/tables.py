@@ -1,16 +1,17 @@
 """Tables of a report as Markdown, CSV and LaTeX.
 
-A mean stands with half the width of its interval; a number from one seed is told as such.
+A mean stands with half the width of its interval; a number from one seed is told as such, and so
+is one whose model was tested before any training.
 """
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
 
+from fedlens.reporting import remarks
 from fedlens.reporting.content import Cell, Contrast, Grid
 
 NONE = "–"
-DECIDED = 0.05  # corrected p from which a difference counts as undecided
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
     "%": r"\%", "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
@@ -28,7 +29,7 @@ ESCAPES = str.maketrans({**SPECIAL, **{letter: f"$\\{name}$" for letter, name in
 
 COLUMNS = (
     "table", "row", "column", "mean", "sample deviation", "half width", "seeds", "validation",
-    "learning rate", "candidates", "megabytes", "method", "runs",
+    "learning rate", "candidates", "untrained", "megabytes", "method", "runs",
 )  # fmt: skip
 DIFFERENCES = (
     "table", "row", "against", "column", "difference", "half width", "shared seeds", "p",
@@ -37,8 +38,9 @@ DIFFERENCES = (
 
 
 def value(cell: Cell, *, lr: bool = False) -> str:
-    """'54.69 ± 0.42', or '78.74 (1 seed)'; on demand with the learning rate."""
+    """'54.69 ± 0.42', '78.74 (1 seed)', '50.12 ± 0.31 †'; on demand with the learning rate."""
     number = f"{cell.mean:.2f}" if cell.half is None else f"{cell.mean:.2f} ± {cell.half:.2f}"
+    number += f" {remarks.DAGGER}" if cell.untrained else ""
     notes = [
         *(["1 seed"] if cell.half is None else []),
         *([f"lr {cell.lr:g}"] if lr and cell.lr is not None else []),
@@ -49,18 +51,17 @@ def value(cell: Cell, *, lr: bool = False) -> str:
 def contrast_value(contrast: Contrast) -> str:
     """'+1.20 ± 0.45 (p = 0.012)'; what the seeds do not decide is told as such."""
     number = f"{contrast.mean:+.2f}".replace("-", "−")
-    if contrast.half is None:
-        return f"{number} (1 seed)"
-    number = f"{number} ± {contrast.half:.2f}"
-    p = contrast.p if contrast.corrected is None else contrast.corrected
-    if p is None:
-        return number
-    told = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    return f"{number} ({told}{', not decided' if p >= DECIDED else ''})"
+    spread = "" if contrast.half is None else f" ± {contrast.half:.2f}"
+    p, said = contrast.corrected, remarks.verdict(contrast)
+    told = [
+        *([] if p is None else ["p < 0.001" if p < 0.001 else f"p = {p:.3f}"]),
+        *([] if said in ("higher", "lower") else [said]),
+    ]
+    return f"{number}{spread} ({', '.join(told)})"
 
 
 def markdown(grid: Grid) -> str:
-    """The accuracies and, where there are any, the differences between rows."""
+    """The accuracies, over how many seeds, and, where there are any, differences between rows."""
     rates = rates_differ(grid)
     lines = _markdown(
         [grid.corner, *grid.columns],
@@ -69,11 +70,18 @@ def markdown(grid: Grid) -> str:
             for row, cells in zip(grid.rows, grid.cells, strict=True)
         ],
     )
+    marked = any(cell.untrained for cell in remarks.cells(grid))
+    start = f" {remarks.DAGGER} {remarks.START}" if marked else ""
+    lines += ["", f"n = {remarks.seeds(grid)}.{start}"]
     if grid.contrasts:
-        lines += ["", "Differences over shared seeds, p after Holm's correction:", ""]
+        lines += [
+            "",
+            "Differences over shared seeds, p after Holm's correction over the table:",
+            "",
+        ]
         lines += _markdown(
-            ["row", "minus", "column", "difference"],
-            [[c.row, c.against, c.column, contrast_value(c)] for c in grid.contrasts],
+            ["row", "minus", "column", "difference", "seeds"],
+            [[c.row, c.against, c.column, contrast_value(c), str(c.count)] for c in grid.contrasts],
         )
     return "\n".join(lines) + "\n"
 
@@ -85,8 +93,8 @@ def to_csv(grid: Grid) -> str:
         (
             (
                 grid.name, row, column, cell.mean, cell.deviation, cell.half, _joined(cell.seeds),
-                cell.validation, cell.lr, cell.candidates, cell.megabytes, cell.method,
-                _joined(cell.runs),
+                cell.validation, cell.lr, cell.candidates, cell.untrained, cell.megabytes,
+                cell.method, _joined(cell.runs),
             )
             for row, cells in zip(grid.rows, grid.cells, strict=True)
             for column, cell in zip(grid.columns, cells, strict=True)
@@ -107,14 +115,8 @@ def contrasts_csv(grid: Grid) -> str:
 
 
 def latex(grid: Grid) -> str:
-    """A tabular alone, for booktabs; what its marks mean stands below its last rule."""
+    """A tabular alone, for booktabs; `latex_notes` has what its marks mean."""
     rates = rates_differ(grid)
-    cells = [cell for row in grid.cells for cell in row if cell is not None]
-    notes = [
-        *([r"$^{1}$ One seed, no interval."] if any(c.half is None for c in cells) else []),
-        *(["In brackets: learning rate."] if rates else []),
-    ]
-    below = rf"\multicolumn{{{len(grid.columns) + 1}}}{{l}}{{\footnotesize {' '.join(notes)}}} \\"
     return "\n".join(
         [
             rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
@@ -126,10 +128,19 @@ def latex(grid: Grid) -> str:
                 for row, cells in zip(grid.rows, grid.cells, strict=True)
             ),
             r"\bottomrule",
-            *([below] if notes else []),
             r"\end{tabular}",
         ]
     )
+
+
+def latex_notes(grid: Grid) -> str:
+    """To stand under the table: what its marks mean; '' where it has none."""
+    cells = remarks.cells(grid)
+    return " ".join([
+        *([r"$^{1}$ One seed, no interval."] if any(c.half is None for c in cells) else []),
+        *([rf"$^{{\dagger}}$ {remarks.START}"] if any(c.untrained for c in cells) else []),
+        *(["In brackets: learning rate."] if rates_differ(grid) else []),
+    ])  # fmt: skip
 
 
 def escape(text: str) -> str:
@@ -139,16 +150,17 @@ def escape(text: str) -> str:
 
 def rates_differ(grid: Grid) -> bool:
     """Whether the table's cells were trained at more than one learning rate."""
-    rates = {cell.lr for row in grid.cells for cell in row if cell is not None}
-    return len(rates - {None}) > 1
+    return len({cell.lr for cell in remarks.cells(grid)} - {None}) > 1
 
 
 def _latex_value(cell: Cell | None, rates: bool) -> str:
     if cell is None:
         return "--"
-    mark = "^{1}" if cell.half is None else rf" \pm {cell.half:.2f}"
+    spread = "" if cell.half is None else rf" \pm {cell.half:.2f}"
+    marks = ("1" if cell.half is None else "") + (r"\dagger" if cell.untrained else "")
+    spread += f"^{{{marks}}}" if marks else ""
     rate = rf" {{\scriptsize ({cell.lr:g})}}" if rates and cell.lr is not None else ""
-    return f"${cell.mean:.2f}{mark}${rate}"
+    return f"${cell.mean:.2f}{spread}${rate}"
 
 
 def _latex_row(words: Iterable[str]) -> str:

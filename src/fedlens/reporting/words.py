@@ -120,6 +120,29 @@ def described(method: Method, *, but: tuple[str, ...] = ()) -> str:
     return ", ".join(str(words) for name, words in parts.items() if name not in but)
 
 
+def masked(method: Method) -> str:
+    """A mask by what it depends on: clients, if they calibrate, and rounds, if it is calibrated."""
+    said = [rule(method), density(method)]
+    if calibrates(method):
+        said.append(counted(int(method.get("sparse.rounds")), "round"))
+        if method.get("sparse.source") == "clients":
+            said.append(partition(method))
+    return ", ".join(said)
+
+
+def spent(method: Method) -> str:
+    """'4 rounds × 5 clients × 4 steps of batch 32', or '2 epochs, 1126 steps of batch 32'."""
+    trained = [record for record in method.runs[0].metrics if "train" in record]
+    batch = f"batch {method.get('train.batch_size')}"
+    if not federated(method):
+        steps = sum(record.get("steps", 0) for record in trained)
+        told = f", {steps} steps" if steps else ""
+        return f"{counted(len(trained), 'epoch')}{told} of {batch}"
+    cohort = max(len(record["participants"]) for record in trained)
+    each = counted(int(method.get("federated.local_steps")), "step")
+    return f"{counted(len(trained), 'round')} × {counted(cohort, 'client')} × {each} of {batch}"
+
+
 def counted(count: int, noun: str) -> str:
     """'1 run', '2 runs', '3 analyses'."""
     many = f"{noun[:-2]}es" if noun.endswith("is") else f"{noun}s"

@@ -1,14 +1,16 @@
 """Sentences about differences, from what the seeds can bear.
 
-A difference is stated as one only where its corrected p-value is below DECIDED; otherwise it is not
-decided, and from one seed nothing is. An ordering that no contrast supports is never spoken of.
+A difference is stated as one only where it is decided (see `statistics`); otherwise it is not, and
+by fewer than FEWEST seeds nothing is. An ordering that no contrast supports is never spoken of.
 """
 
 from collections.abc import Iterable, Sequence
 
+from fedlens.reporting import statistics
 from fedlens.reporting.content import Contrast, Grid
 from fedlens.reporting.latex.speech import counted, emphasised, listed, number, spread, tex
-from fedlens.reporting.tables import DECIDED
+from fedlens.reporting.remarks import span
+from fedlens.reporting.statistics import DECIDED, FEWEST
 
 
 def points(contrast: Contrast, *, signed: bool = True) -> str:
@@ -26,7 +28,12 @@ def p_value(contrast: Contrast) -> str:
 
 
 def decided(contrast: Contrast) -> bool:
-    return contrast.corrected is not None and contrast.corrected < DECIDED
+    return statistics.decided(contrast.corrected, contrast.count)
+
+
+def over(found: Iterable[Contrast]) -> str:
+    """'over 3 seeds'."""
+    return f"over {span(c.count for c in found)}"
 
 
 def once(contrasts: Iterable[Contrast]) -> list[Contrast]:
@@ -45,25 +52,34 @@ def contrasts(grid: Grid, *, columns: int = 2) -> list[str]:
     every = once(grid.contrasts)
     told: list[str] = []
     for against in dict.fromkeys(c.against for c in every):
-        alone: list[str] = []
+        few: list[tuple[str, list[Contrast]]] = []
         names = list(dict.fromkeys(c.column for c in every if c.against == against))
         if len(names) > columns:
             names = [names[0], *names[len(names) - columns + 1 :]]
         for column in names:
             where = f" under {tex(column)}" if len(grid.columns) > 1 else ""
             here = [c for c in every if (c.against, c.column) == (against, column)]
-            tested = [c for c in here if c.corrected is not None]
-            single = [f"{emphasised(c.row)} {points(c)}" for c in here if c.corrected is None]
-            if tested:
-                told.append(f"Against {emphasised(against)}{where}, {_tested(tested)}.")
-            if single:
-                alone.append(f"{where.strip()} {listed(single)}".strip())
-        if alone:
-            said = (
-                f"With one seed, which decides nothing, the differences from {emphasised(against)}"
-            )
-            told.append(f"{said} are, in points: {'; '.join(alone)}.")
+            if tested := [c for c in here if c.count >= FEWEST]:
+                first = f"Against {emphasised(against)}{where}, {over(tested)}, "
+                told.append(f"{first}{_tested(tested)}.")
+            if untested := [c for c in here if c.count < FEWEST]:
+                few.append((where.strip(), untested))
+        if few:
+            told.append(_untested(against, few))
     return told
+
+
+def _untested(against: str, found: Sequence[tuple[str, Sequence[Contrast]]]) -> str:
+    counts = [c.count for _, here in found for c in here]
+    nothing = "decides nothing" if max(counts) == 1 else "decide nothing"
+    said = [
+        f"{where} {listed([f'{emphasised(c.row)} {points(c)}' for c in here])}".strip()
+        for where, here in found
+    ]
+    return (
+        f"{span(counts)} {nothing}; the differences from {emphasised(against)} are, in points: "
+        f"{'; '.join(said)}."
+    )
 
 
 def _tested(found: Sequence[Contrast]) -> str:
@@ -83,12 +99,12 @@ def _tested(found: Sequence[Contrast]) -> str:
 
 
 def verdict(grid: Grid) -> str:
-    """What is decided in a table, or that nothing is; '' where nothing was tested."""
-    tested = [c for c in once(grid.contrasts) if c.corrected is not None]
+    """What is decided in a table, or that nothing is; '' where seeds are too few to decide."""
+    tested = [c for c in once(grid.contrasts) if c.count >= FEWEST]
     settled = sorted((c for c in tested if decided(c)), key=lambda c: -abs(c.mean))
     if not tested:
         return ""
-    count = f"of {counted(len(tested), 'difference')} "
+    count = f"of {counted(len(tested), 'difference')} {over(tested)} "
     if not settled:
         return f"{emphasised(grid.title)}: {count}none is decided"
     first = settled[0]
@@ -99,7 +115,7 @@ def verdict(grid: Grid) -> str:
         f"({p_value(first)})"
     )
     if len(tested) == 1:
-        return f"{emphasised(grid.title)}: {largest}"
+        return f"{emphasised(grid.title)}: {over(tested)}, {largest}"
     be = "is" if len(settled) == 1 else "are"
     return (
         f"{emphasised(grid.title)}: {count}{number(len(settled))} {be} decided, the largest: "

@@ -10,11 +10,12 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from fedlens.reporting import study_figures
+from fedlens.reporting import remarks, study_figures
 from fedlens.reporting.content import About, Chapter, Content
 from fedlens.reporting.latex import audited, differences, speech
 from fedlens.reporting.latex.floats import Placed
 from fedlens.reporting.latex.results import placed_figures, results
+from fedlens.reporting.statistics import DECIDED, FEWEST
 
 TEMPLATE, BIBLIOGRAPHY = "report.tex.j2", "references.bib"
 COLUMNS = 3  # settings described side by side
@@ -25,11 +26,16 @@ FACTS = {  # what is told of the configs, as in Content
     "participation": "Share $C$ a round",
     "local_steps": "Local steps $J$",
     "batch_size": "Batch size",
+    "lr": "Learning rate $\\eta$",
+    "schedule": "Its schedule",
     "momentum": "Momentum $\\mu$",
-    "weight_decay": "Weight decay $\\lambda$",
+    "weight_decay": "Weight decay $\\beta$",
+    "ridge_lambda": "Ridge $\\lambda$",
     "validation": "Held out for validation",
     "density": "Density $\\rho$",
     "calibration_rounds": "Calibration rounds $R$",
+    "calibration_source": "Calibrated on",
+    "calibration_examples": "Calibration examples",
     "epochs": "Epochs of central training",
     "seeds": "Seeds",
 }
@@ -74,6 +80,9 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         verdict=audited.verdict(content.audit),
         verdicts=_verdicts(content),
         limits=_limits(content),
+        tuned=speech.tex(remarks.tuned(content.chapters)),
+        limit=speech.number(DECIDED),
+        fewest=speech.number(FEWEST),
     )
 
 
@@ -126,8 +135,8 @@ def _settings(chapters: Sequence[Chapter]) -> dict[str, Any]:
     }
 
 
-def _values(values: Sequence[float]) -> str:
-    told = [speech.number(value) for value in values]
+def _values(values: Sequence[float | str]) -> str:
+    told = [speech.tex(v) if isinstance(v, str) else speech.number(v) for v in values]
     if len(told) > VALUES:
         told = [*told[: VALUES - 2], r"\dots", told[-1]]
     return ", ".join(told) or "--"
@@ -146,17 +155,14 @@ def _verdicts(content: Content) -> list[str]:
 
 
 def _limits(content: Content) -> str:
-    cells = [
-        cell for chapter in content.chapters
-        for grid in [*([chapter.headline] if chapter.headline else []), *chapter.grids]
-        for row in grid.cells for cell in row if cell
-    ]  # fmt: skip
-    single = sum(len(cell.seeds) == 1 for cell in cells)
+    cells = remarks.cells(*(grid for c in content.chapters for grid in remarks.grids(c)))
+    few = sum(len(cell.seeds) < FEWEST for cell in cells)
     told = []
-    if single:
+    if few:
         told.append(
-            f"Of {speech.counted(len(cells), 'number')} in the tables, {speech.number(single)} "
-            f"come from one seed and decide nothing."
+            f"Of {speech.counted(len(cells), 'number')} in the tables, {speech.number(few)} "
+            f"{'comes' if few == 1 else 'come'} from $n < {speech.number(FEWEST)}$ seeds, "
+            "which decide nothing."
         )
     if content.unfinished:
         told.append(f"{speech.counted(len(content.unfinished), 'run')} did not finish and count "

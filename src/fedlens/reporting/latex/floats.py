@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fedlens.reporting import tables
+from fedlens.reporting import remarks, tables
 from fedlens.reporting.content import Grid
 from fedlens.reporting.latex import speech
 from fedlens.reporting.study_figures import Drawing
@@ -66,18 +66,21 @@ def table(grid: Grid, setting: str) -> Placed:
             [cell and replace(cell, lr=None) for cell in row[:COLUMNS]] for row in grid.cells[:ROWS]
         ],
     )
-    caption = f"{speech.tex(grid.title)} ({speech.tex(setting)}): test accuracy in \\%. "
+    caption = f"{speech.tex(grid.title)} ({speech.tex(setting)}): test accuracy in \\%, "
+    caption += f"$n$ = {remarks.seeds(shown)}. "
     caption += speech.sentences(speech.tex(grid.note))
     if len(grid.rows) > ROWS or len(grid.columns) > COLUMNS:
         caption += f" Cut; whole in {speech.file(f'tables/{grid.name}.csv')}."
     kind = "table*" if _letters(shown) > LETTERS else "table"
-    return _float(setting, kind, f"tab:{grid.name}", caption, rf"\fitted{{{tables.latex(shown)}}}")
+    body = rf"\fitted{{{tables.latex(shown)}}}"
+    if notes := tables.latex_notes(shown):
+        body += rf"\par\smallskip{{\footnotesize {notes}\par}}"
+    return _float(setting, kind, f"tab:{grid.name}", caption, body)
 
 
 def _letters(grid: Grid) -> int:
     """About how many a line of it has."""
-    cells = [cell for row in grid.cells for cell in row if cell]
-    value = 13 if any(cell.half is not None for cell in cells) else 7
+    value = 13 if any(cell.half is not None for cell in remarks.cells(grid)) else 7
     return max(map(len, grid.rows)) + sum(max(len(c) + 1, value) for c in grid.columns)
 
 

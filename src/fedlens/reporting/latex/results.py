@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from fedlens.reporting import remarks
 from fedlens.reporting.content import Chapter, Grid
 from fedlens.reporting.latex import floats, speech
 from fedlens.reporting.latex.floats import Placed
@@ -47,7 +48,7 @@ def _tables(chapters: Sequence[Chapter]) -> dict[str, list[Placed]]:
 
 
 def _worth_showing(grid: Grid) -> bool:
-    return sum(cell is not None for row in grid.cells for cell in row) > ENOUGH
+    return len(remarks.cells(grid)) > ENOUGH
 
 
 def results(

@@ -4,12 +4,14 @@ A section speaks only where its setting has data; where no setting has any it na
 would give it some.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedlens.reporting import remarks
 from fedlens.reporting.content import Chapter, Grid
-from fedlens.reporting.latex import differences, speech
+from fedlens.reporting.curves import cell_label
+from fedlens.reporting.latex import analysed, differences, speech
 
 ANALYSES = 2  # of one kind, spoken of
 OBSERVED = ("headline", "heterogeneity", "local_steps", "mask_rules", "algorithms")
@@ -33,7 +35,7 @@ class Section:
     figures: tuple[tuple[str, str], ...] = ()  # (kind, chapter or first word of name)
 
     def grids(self, chapter: Chapter) -> list[Grid]:
-        found = [*([chapter.headline] if chapter.headline else []), *chapter.grids]
+        found = remarks.grids(chapter)
         return [grid for name in self.chapters for grid in found if grid.chapter == name]
 
     def sentences(self, chapter: Chapter) -> list[str]:
@@ -55,7 +57,7 @@ def _compared(found: Found) -> list[str]:
 
 
 def _untested(grid: Grid) -> list[str]:
-    several = sum(cell is not None for row in grid.cells for cell in row) > 1
+    several = len(remarks.cells(grid)) > 1
     return ["No paired test belongs to these numbers: no ordering is claimed."] if several else []
 
 
@@ -78,7 +80,7 @@ def _steps(found: Found) -> list[str]:
 
 
 def _arithmetic(found: Found) -> list[str]:
-    told = [speech.scaled(curve) for curve in found.chapter.alphas[:ANALYSES]]
+    told = [analysed.scaled(curve) for curve in found.chapter.alphas[:ANALYSES]]
     rest = len(found.chapter.alphas) - ANALYSES
     if rest > 0:
         told.append(f"{speech.counted(rest, 'more sweep')} in {speech.file('content.json')}.")
@@ -86,21 +88,57 @@ def _arithmetic(found: Found) -> list[str]:
 
 
 def _drift(found: Found) -> list[str]:
-    """Of the first set with anything observed, the first method and the last of its table."""
-    for grid in found.grids:
-        sets = [told for told in found.chapter.curves if told.name == grid.name]
-        seen = {one.label: one for told in sets for one in told.observations}
-        labels = [f"{r}, {c}" for r in grid.rows for c in grid.columns] + grid.rows + grid.columns
-        told = [text for label in labels if label in seen
-                if (text := speech.observed(seen[label]))]  # fmt: skip
-        if told:
-            return list(dict.fromkeys((told[0], told[-1])))
+    """Two methods that differ in one thing; in their learning rates too if all such pairs do."""
+    lines = [(grid, line) for grid in found.grids for line in _lines(found.chapter, grid)]
+    pairs = [(grid, line) for grid, line in lines if len(line) > 1]
+    alike = [
+        (grid, mine) for grid, line in pairs for rate in dict.fromkeys(rate for rate, _ in line)
+        if len(mine := [one for one in line if one[0] == rate]) > 1
+    ]  # fmt: skip
+    for grid, line in [*alike, *pairs, *lines]:
+        told = speech.ends(line)
+        apart = len({rate for rate, _ in told}) > 1
+        return [
+            f"From {speech.emphasised(grid.title)}:",
+            *(text for _, text in told),
+            *(["Their learning rates differ, and drift with them."] if apart else []),
+        ]
     return []
 
 
-def _first(said: Callable[[Grid], str]) -> Callable[[Found], list[str]]:
-    """Of the first table of which there is anything to say."""
-    return lambda found: [next((text for g in found.grids if (text := said(g))), "")]
+def _lines(chapter: Chapter, grid: Grid) -> Iterator[list[tuple[float | None, str]]]:
+    """Column by column, then row by row: learning rates, and what was observed at them."""
+    sets = [told for told in chapter.curves if told.name == grid.name]
+    seen = {one.label: one for told in sets for one in told.observations}
+    places = [[(row, column) for column in grid.columns] for row in grid.rows]
+    cells = {place: cell for line, held in zip(places, grid.cells, strict=True)
+             for place, cell in zip(line, held, strict=True) if cell}  # fmt: skip
+    for line in [*zip(*places, strict=True), *places]:
+        labels = {place: cell_label(grid.rows, grid.columns, place) for place in line}
+        told = [
+            (cells[place].lr, analysed.observed(seen[label], cells[place].lr))
+            for place, label in labels.items() if place in cells and label in seen
+        ]  # fmt: skip
+        if kept := [(rate, text) for rate, text in told if text]:
+            yield kept
+
+
+def _sent(found: Found) -> list[str]:
+    """Of the first table whose methods sent anything."""
+    told = (speech.sent(grid, remarks.sent(found.chapter, grid)) for grid in found.grids)
+    return [next((text for text in told if text), "")]
+
+
+def _bought(found: Found) -> list[str]:
+    return [next((text for grid in found.grids if (text := speech.bought(grid))), "")]
+
+
+def _conflicts(found: Found) -> list[str]:
+    return [
+        analysed.interfered(finding, remarks.classes(found.chapter, finding.label))
+        for finding in found.chapter.findings
+        if finding.kind == "interference"
+    ][:1]
 
 
 def _findings(*kinds: str) -> Callable[[Found], list[str]]:
@@ -108,7 +146,7 @@ def _findings(*kinds: str) -> Callable[[Found], list[str]]:
         told = []
         for kind in kinds:
             mine = [finding for finding in found.chapter.findings if finding.kind == kind]
-            told += [speech.analysed(finding) for finding in mine[:1]]
+            told += [analysed.told(finding) for finding in mine[:1]]
         return told
 
     return speak
@@ -145,19 +183,15 @@ TABLE = {
     "drift": Section(
         "models", _drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)
     ),
-    "communication": Section("models", _first(speech.sent), SENT),
-    "bytes": Section(
-        "models", _first(speech.bought), SENT, tuple(("bytes", name) for name in SENT)
-    ),
+    "communication": Section("models", _sent, SENT),
+    "bytes": Section("models", _bought, SENT, tuple(("bytes", name) for name in SENT)),
     "clients": Section(
         "arithmetic",
         _findings("clients", "forget"),
         (),
         (("finding", "clients"), ("finding", "forget")),
     ),
-    "conflicts": Section(
-        "arithmetic", _findings("interference"), (), (("finding", "interference"),)
-    ),
+    "conflicts": Section("arithmetic", _conflicts, (), (("finding", "interference"),)),
 }  # in the order in which they are given room
 
 

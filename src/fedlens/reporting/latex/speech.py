@@ -8,20 +8,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from fedlens.reporting.content import AlphaCurve, Cell, Finding, Grid, Observation
+from fedlens.reporting import remarks
+from fedlens.reporting.content import Cell, Grid
 from fedlens.reporting.tables import escape
 
 LISTED = 4  # items in a sentence: the others are in the tables
-LONG = 90  # characters of a fact
 EUROPEAN = {*map(chr, range(0xA1, 0x180)), *"–—‘’“”•€"} - set("ĦħĸŉŦŧſĿŀ\u00ad")  # in T1 and TS1
-KINDS = {
-    "clients": "Clients re-weighted",
-    "forget": "Forgetting",
-    "interference": "Two clients merged",
-    "merge": "Updates of a round merged",
-    "compose": "Task vectors composed",
-}
-
 
 Item = TypeVar("Item")
 
@@ -101,9 +93,13 @@ def _told(*words: str) -> str:
 def accuracies(cells: Sequence[tuple[str, Cell]]) -> str:
     """`54.69 ± 0.42 % (dense, 3 seeds) and 54.03 ± 0.45 % (sparse, 3 seeds)`."""
     return listed([
-        f"{_accuracy(cell)}{_told(tex(label), counted(len(cell.seeds), 'seed'))}"
+        f"{_accuracy(cell)}{_told(tex(label), remarks.untrained(cell) or _seeds(cell))}"
         for label, cell in cells
     ])  # fmt: skip
+
+
+def _seeds(cell: Cell) -> str:
+    return counted(len(cell.seeds), "seed")
 
 
 def filled(grid: Grid) -> list[tuple[str, list[tuple[str, Cell]]]]:
@@ -129,13 +125,17 @@ def models(grid: Grid) -> str:
 
 
 def reached(grid: Grid) -> str:
-    """What rows reach under the first column that has them."""
-    several = len(grid.columns) > 1
-    found = [
-        f"{emphasised(row)} {accuracies([(column if several else '', cell)])}"
-        for row, ((column, cell), *_) in filled(grid)
-    ]
-    return f"Test accuracy is {listed(found)}."
+    """What rows reach under the first of the columns that most of them have."""
+    rows = filled(grid)
+    shared = max(grid.columns, key=lambda c: sum(c in dict(cells) for _, cells in rows))
+    here = [(row, dict(cells)[shared]) for row, cells in rows if shared in dict(cells)]
+    where = f"Under {tex(shared)}, test" if len(grid.columns) > 1 else "Test"
+    said = [f"{emphasised(row)} {accuracies([('', cell)])}" for row, cell in here]
+    elsewhere = [emphasised(row) for row, cells in rows if shared not in dict(cells)]
+    text = f"{where} accuracy is {listed(said)}."
+    return (
+        f"{text} Not compared, for want of a run there: {listed(elsewhere)}." if elsewhere else text
+    )
 
 
 def across(grid: Grid) -> str:
@@ -148,49 +148,8 @@ def ends(items: Sequence[Item]) -> list[Item]:
     return [*items] if len(items) < 2 else [items[0], items[-1]]
 
 
-def scaled(curve: AlphaCurve) -> str:
-    text = (
-        rf"For {emphasised(curve.label)} from {tex(curve.base)}, validation chose $\alpha$ = "
-        rf"{number(curve.chosen)}, with a test accuracy of {number(curve.test, 2)}\,\%; as trained "
-        rf"it is {number(curve.as_trained, 2)}\,\% (one run)."
-    )
-    if curve.chosen == max(curve.alphas):
-        text += r" This $\alpha$ is the largest tried: a wider grid may choose another."
-    if curve.barrier is not None:
-        text += f" The loss barrier on the way is {number(curve.barrier, 4)}."
-    return text
-
-
-def analysed(finding: Finding) -> str:
-    """What was asked and what came out; `what` itself is the formula of its kind."""
-    facts = [(name, value) for name, value in finding.facts if name != "what"] or finding.facts
-    said = [f"{tex(name)} {tex(_shortened(value))}" for name, value in facts]
-    return f"{KINDS[finding.kind]} (one run, {emphasised(finding.label)}): {'; '.join(said)}."
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONG else text[:LONG].rpartition(",")[0] + ", …"
-
-
-def observed(told: Observation) -> str:
-    """The first and the last round, where something was measured in both."""
-    parts = []
-    for name, values in (
-        ("drift goes", told.drift),
-        ("the cosine of updates", told.cosine),
-        ("sign agreement", told.sign_agreement),
-    ):
-        first, last = (values[0], values[-1]) if values else (None, None)
-        if first is not None and last is not None:
-            parts.append(f"{name} from {number(first, 3)} to {number(last, 3)}")
-    if not parts:
-        return ""
-    rounds = f"round {number(told.round[0])} to round {number(told.round[-1])}"
-    return f"For {emphasised(told.label)}, from {rounds}, {joined(parts)}."
-
-
-def sent(grid: Grid) -> str:
-    """Megabytes of a run; rows that send as much are named together."""
+def sent(grid: Grid, counting: str) -> str:
+    """Megabytes of a run, `counting` what; rows that send as much are named together."""
     together: dict[str, list[str]] = {}
     for row, cells in filled(grid):
         said = [
@@ -201,7 +160,7 @@ def sent(grid: Grid) -> str:
         if said:
             together.setdefault(listed(said), []).append(emphasised(row))
     found = [f"for {listed(rows)}: {said}" for said, rows in together.items()]
-    return f"Sent in a run, both ways, {'; '.join(found[:LISTED])}." if found else ""
+    return f"Sent in a run ({tex(counting)}), {'; '.join(found[:LISTED])}." if found else ""
 
 
 def bought(grid: Grid) -> str:

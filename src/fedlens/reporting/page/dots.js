@@ -39,7 +39,7 @@ function dots(grid, column, rows, reference, low, high, width) {
     const y = top + place * each + 25, alone = cell.half === null;
     picture.append(svg("text", { x: left, y: y - 10, class: "row" }, row),
       svg("text", { x: width - right, y: y - 10, "text-anchor": "end", class: "row" },
-        `${within(cell.mean, cell.half)}${alone ? " (1 seed)" : ""}`));
+        `${within(cell.mean, cell.half)}${cell.untrained ? " †" : ""}${alone ? " (1 seed)" : ""}`));
     if (!alone) {
       picture.append(svg("path", { class: "whisker", 
         d: `M${px(cell.mean - cell.half)} ${y - 4}v8m0 -4H${px(cell.mean + cell.half)}m0 -4v8` }));

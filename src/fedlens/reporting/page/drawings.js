@@ -28,7 +28,7 @@ const DRAWINGS = {
       title: `${set.title}: clients over rounds`,
       axes: [{ key: "round", label: "rounds" }],
       values: [
-        { key: "drift", label: "drift", digits: 3 },
+        { key: "drift", label: "drift from the clients' mean", digits: 3 },
         { key: "cosine", label: "cosine of updates", digits: 3 },
         { key: "sign_agreement", label: "sign agreement", digits: 3 },
       ],

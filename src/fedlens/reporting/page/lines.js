@@ -83,7 +83,8 @@ function lineChart(host, { title, series, axes, values, marks = [], groups = [],
       picture.append(svg("path", { class: "rule", d: `M${left} ${py(y)}H${size - right}` }),
         svg("text", { x: left - 7, y: py(y) + 4, "text-anchor": "end" }, text));
     }
-    for (const { at: x, text } of ticks(x0, x1, Math.max(4, Math.floor(size / 110)))) {
+    const whole = all.every((point) => Number.isInteger(point.x)) ? 1 : 0; // there is no half round
+    for (const { at: x, text } of ticks(x0, x1, Math.max(4, Math.floor(size / 110)), whole)) {
       picture.append(svg("path", { class: "tick", d: `M${px(x)} ${height - bottom}v4` }),
         svg("text", { x: px(x), y: height - bottom + 17, "text-anchor": "middle" }, text));
     }

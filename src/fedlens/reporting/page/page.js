@@ -75,6 +75,7 @@
       cell.candidates > 1 ? `chosen among ${cell.candidates} on validation` : "",
       cell.validation === null ? "" : `validation ${fixed(cell.validation)}`,
       cell.deviation === null ? "1 seed, no interval" : `sample deviation ${fixed(cell.deviation)}`,
+      cell.untrained ? `untrained start was best in ${cell.untrained} of ${counted(cell.seeds.length, "seed")}` : "",
       cell.megabytes === null ? "" : `${short(cell.megabytes)} MB sent`,
     ].filter(Boolean).join(" · ");
     all(`[data-about="${grid.name}"]`).forEach((about) => about.replaceChildren(

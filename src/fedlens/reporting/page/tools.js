@@ -15,15 +15,22 @@ const svg = (tag, attributes = {}, ...children) =>
 
 const NONE = "–";
 const minus = (text) => text.replace("-", "−");
-const fixed = (value, digits = 2) => (value === null ? NONE : minus(value.toFixed(digits).replace(/^-(?=[0.]*$)/, "")));
+const fixed = (value, digits = 2) => (value === null ? NONE : minus(rounded(value, digits).replace(/^-(?=[0.]*$)/, "")));
 const short = (value) => minus(Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4))));
 const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 const within = (mean, half) => fixed(mean) + (half === null ? "" : ` ± ${fixed(half)}`);
 
-// Five or so round numbers that cover a range, and how to write them.
-function ticks(low, high, wanted = 5) {
+// As the tables' numbers were: an exact half goes to the even digit, where toFixed goes up.
+function rounded(value, digits) {
+  const text = value.toFixed(digits), rest = value.toFixed(digits + 20).slice(-20);
+  return /^50*$/.test(rest) && /[13579]$/.test(text) ? value.toFixed(digits + 20).slice(0, -20) : text;
+}
+
+// Five or so round numbers that cover a range, at least so far apart, and how to write them.
+function ticks(low, high, wanted = 5, least = 0) {
   const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [10, 5, 2, 1].find((factor) => rough / power >= factor / Math.SQRT2);
+  const round = power * [10, 5, 2, 1].find((factor) => rough / power >= factor / Math.SQRT2);
+  const step = Math.max(round, least);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const found = [];
   for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1) {
