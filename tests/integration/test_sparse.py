@@ -443,7 +443,7 @@ SUITES = {
 @pytest.mark.parametrize("name", SUITES)
 def test_a_suite_varies_one_thing_at_an_equal_budget(name: str) -> None:
     key, values, splits = SUITES[name]
-    cells = find(name).cells([])
+    cells = [cell for cell in find(name).cells([]) if cell.row != "ridge head alone"]
     found = set()
     rest = set()
     for cell in cells:
