@@ -265,19 +265,24 @@ def _backbone(
     config: Config, device: torch.device, stop: StopRequest
 ) -> tuple[nn.Module, str | None]:
     """The backbone with its weights, and their hash; what is not to be trained is frozen."""
-    wanted, (mode, blocks) = config.backbone, trained_part(config.train.what)
-    row = backbones.find(wanted.name)
+    wanted, row = config.backbone, backbones.find(config.backbone.name)
     resolution = wanted.resolution or row.resolution
     backbone = backbones.create(row, resolution=resolution, seed=config.seed)
-    if mode == "head":
-        backbone.requires_grad_(False)
-    elif mode == "last_blocks":
-        backbones.last_blocks(backbone, blocks)
-    elif wanted.freeze_blocks:
-        backbones.freeze_blocks(backbone, wanted.freeze_blocks)
+    freeze(config, backbone)
     digest = None
     if wanted.pretrained:
         path = weights_file(wanted, stop)
         digest = weights.load(backbone, row, path, expected_sha256=wanted.sha256).sha256
     backbone.to(device).eval()  # batch statistics, where a backbone has them, stay as pretrained
     return backbone, digest
+
+
+def freeze(config: Config, backbone: nn.Module) -> None:
+    """Leaves those weights trainable that the config trains."""
+    mode, blocks = trained_part(config.train.what)
+    if mode == "head":
+        backbone.requires_grad_(False)
+    elif mode == "last_blocks":
+        backbones.last_blocks(backbone, blocks)
+    elif config.backbone.freeze_blocks:
+        backbones.freeze_blocks(backbone, config.backbone.freeze_blocks)

@@ -14,8 +14,8 @@ from fedlens.data import synthetic
 from fedlens.data.augment import Augmentation
 from fedlens.data.batches import ImageExamples, Pipeline
 from fedlens.data.images import Images
-from fedlens.experiments.build import step_rules
-from fedlens.experiments.config import Config, trained_part
+from fedlens.experiments.build import freeze, step_rules
+from fedlens.experiments.config import Config
 from fedlens.experiments.cost import SIZES
 from fedlens.experiments.device import choose_device
 from fedlens.models import backbones, heads
@@ -134,13 +134,7 @@ def _noise(count: int, classes: int) -> Images:
 
 def _model(config: Config, row: backbones.Backbone, resolution: int, classes: int) -> Classifier:
     backbone = backbones.create(row, resolution=resolution)
-    mode, blocks = trained_part(config.train.what)
-    if mode == "head":
-        backbone.requires_grad_(False)
-    elif mode == "last_blocks":
-        backbones.last_blocks(backbone, blocks)
-    else:
-        backbones.freeze_blocks(backbone, config.backbone.freeze_blocks)
+    freeze(config, backbone)
     backbone.eval()
     head = heads.linear(backbones.width(backbone), classes, 0)
     return Classifier(backbone, head.requires_grad_(not config.head.freeze))
