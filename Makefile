@@ -32,7 +32,7 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$(UV)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	@# Compiled once here, where a user forbids Python to do so: importing torch is then three times as fast.
+	@# Compiled once here, where the user may forbid Python to do so: else every process compiles torch's Python anew.
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import fedlens.notebook, fedlens.experiments.run, fedlens.reporting.report'
 	@touch $@
 

@@ -26,6 +26,7 @@ from fedlens.reporting.content import (
     MaskMap,
 )
 from fedlens.reporting.statistics import DECIDED, FEWEST
+from fedlens.reporting.words import counted
 
 SCRIPTS = ("tools", "lines", "dots", "drawings", "page")  # in the order in which they need another
 NONE = "–"
@@ -86,12 +87,12 @@ def summary(content: Content) -> str:
     """What the records hold, in a paragraph; no number that they do not."""
     seeds = sorted({run.seed for run in content.runs})
     said = [
-        f"This report is drawn from {_count(len(content.runs), 'finished run')} in "
-        f"{_count(len(content.chapters), 'setting')}, over {_seeds(seeds)}."
+        f"This report is drawn from {counted(len(content.runs), 'finished run')} in "
+        f"{counted(len(content.chapters), 'setting')}, over {_seeds(seeds)}."
     ]
     said += [f"On {c.setting}: {'; '.join(told)}." for c in content.chapters if (told := _told(c))]
     failed = sum(not check.passed for check in content.audit)
-    checks = _count(len(content.audit), "check")
+    checks = counted(len(content.audit), "check")
     said.append(
         f"Of {checks} in the audit, {failed} found violations."
         if failed
@@ -112,7 +113,7 @@ def _told(chapter: Chapter) -> list[str]:
     if rules:
         decided = sum(remarks.verdict(contrast) in ("higher", "lower") for contrast in rules)
         said.append(
-            f"of {_count(len(rules), 'difference')} between rows of the mask-rule tables, over "
+            f"of {counted(len(rules), 'difference')} between rows of the mask-rule tables, over "
             f"{remarks.span(contrast.count for contrast in rules)}, {decided} "
             f"{'is' if decided == 1 else 'are'} decided (p < {DECIDED:g} after Holm's correction, "
             f"over at least {FEWEST} seeds)"
@@ -130,7 +131,7 @@ def _named(grid: Grid) -> list[tuple[str, Cell]]:
 
 
 def _reached(name: str, cell: Cell) -> str:
-    told = [name, remarks.untrained(cell) or _count(len(cell.seeds), "seed")]
+    told = [name, remarks.untrained(cell) or counted(len(cell.seeds), "seed")]
     return f"{cell.mean:.2f} % ({'; '.join(told)})"
 
 
@@ -202,10 +203,6 @@ def _megabytes(value: float) -> str:
     return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
 
@@ -238,7 +235,7 @@ FILTERS = {
     "decimal": _decimal,
     "probability": _probability,
     "megabytes": _megabytes,
-    "counted": _count,
+    "counted": counted,
     "verdict": remarks.verdict,
     "untrained": remarks.untrained,
     "sent": remarks.sent,

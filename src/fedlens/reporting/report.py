@@ -19,6 +19,7 @@ from fedlens.reporting import latex, study_figures, tables
 from fedlens.reporting.assemble import content
 from fedlens.reporting.content import About, Content
 from fedlens.reporting.html import page
+from fedlens.reporting.remarks import grids
 from fedlens.reporting.study import Study, read
 
 PAGE = "index.html"
@@ -55,7 +56,7 @@ def _write_tables(found: Content, folder: Path) -> None:
     lines = [f"# {found.about.title}", ""]
     for chapter in found.chapters:
         lines += [f"## {chapter.setting}", ""]
-        for grid in [*([chapter.headline] if chapter.headline else []), *chapter.grids]:
+        for grid in grids(chapter):
             (folder / f"{grid.name}.csv").write_text(
                 tables.to_csv(grid), encoding="utf-8", newline=""
             )

@@ -40,6 +40,7 @@ from fedlens.reporting.figures import holdings_figure
 from fedlens.reporting.grid_figures import grid_figure
 from fedlens.reporting.looks import Looks, looks
 from fedlens.reporting.mask_maps import maps_figure
+from fedlens.reporting.remarks import grids
 from fedlens.reporting.style import FORMATS, paper, render
 
 Kind = Literal[
@@ -116,7 +117,7 @@ def _of_chapter(chapter: Chapter, same: Looks, suffix: str) -> Iterator[Drawing]
     """`suffix` tells names apart that every setting numbers from one."""
     made = partial(Drawing, setting=chapter.setting)
     curves = {found.name: found for found in chapter.curves}
-    for grid in [*([chapter.headline] if chapter.headline else []), *chapter.grids]:
+    for grid in grids(chapter):
         if sum(cell is not None for row in grid.cells for cell in row) > 1:
             yield made(
                 name=grid.name, caption=_caption(grid), chapter=grid.chapter, kind="grid",
