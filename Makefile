@@ -1,7 +1,7 @@
 # The environment, uv and its cache live in .venv; runs go to runs/. What can be computed again (the
 # embedded world, features) goes to the user's cache folder, or to FEDLENS_CACHE.
 PYTHON ?= python3
-UV := uv==0.13.7
+UV := uv==0.12.24
 BIN := .venv/bin
 export UV_CACHE_DIR ?= $(CURDIR)/.venv/.uv-cache
 READY := .venv/.ready
