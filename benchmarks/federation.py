@@ -13,6 +13,7 @@ import torch
 
 from fedlens.data.images import Examples
 from fedlens.data.partition import Partition
+from fedlens.data.partition_statistics import histogram
 from fedlens.data.splits import SealedTest
 from fedlens.experiments.build import Parts
 from fedlens.experiments.checkpoint import Checkpoints
@@ -44,6 +45,7 @@ def parts(model: Classifier, train: Examples, shards: Partition, classes: int) -
         model=model,
         train=train,
         partition=shards,
+        held_classes=histogram(shards, train.labels.cpu(), classes),
         validation=None,
         test=SealedTest(absent),  # type: ignore[arg-type]
         test_examples=lambda images: train,

@@ -139,7 +139,7 @@ def test_every_experiment_composes_and_documents_itself(name: str) -> None:
 def test_every_option_of_every_group_composes(group: str) -> None:
     for option in options(group):
         if (group, option) != ("backbone", "timm"):
-            compose("centralized", [f"{group}={option}"])
+            compose("fedavg_iid", [f"{group}={option}"])
 
 
 def test_any_timm_backbone_can_be_named() -> None:

@@ -50,6 +50,7 @@ def parts(*, features: bool, dtype: torch.dtype | None = None, trains: bool = Tr
         model=Classifier(nn.Identity(), head),
         train=known if features else Plain(known),
         partition=Partition(torch.arange(12), torch.tensor([0, 4, 8, 12])),
+        held_classes=torch.full((3, 2), 2),
         validation=None,
         test=SealedTest(no_images),
         test_examples=lambda images: known,

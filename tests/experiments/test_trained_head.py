@@ -4,8 +4,8 @@ from tests.federated.worlds import FP32, rules
 
 from fedlens import rng
 from fedlens.data.batches import FeatureExamples
-from fedlens.experiments.build import partition_of
 from fedlens.experiments.compose import compose
+from fedlens.experiments.holding import partition_of
 from fedlens.experiments.signals import StopRequest
 from fedlens.experiments.trained_head import trained_head
 from fedlens.federated import sampling

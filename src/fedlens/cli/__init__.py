@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fedlens.cli import arithmetic, data, masks, report, runs, suites, tune, weights
+from fedlens.cli import arithmetic, data, flower, masks, report, runs, suites, tune, weights
 from fedlens.cli.shared import PLAIN
 from fedlens.errors import FedlensError
 from fedlens.experiments.logs import logging_to
@@ -31,6 +31,7 @@ app.add_typer(tune.app)
 app.add_typer(report.app)
 app.add_typer(arithmetic.app, name="arithmetic")
 app.add_typer(data.app, name="data")
+app.add_typer(flower.app, name="flower")
 app.add_typer(masks.app, name="masks")
 app.add_typer(weights.app, name="weights")
 

@@ -63,7 +63,7 @@ def partition(
     config = compose(experiment, overrides or [])
     if config.federated.clients is None:
         raise FedlensError(f"{experiment} has no clients: set federated.clients.")
-    from fedlens.experiments.build import partition_record
+    from fedlens.experiments.holding import partition_record
     from fedlens.reporting.console import partition_table
     from fedlens.reporting.figures import partition_figure
 
@@ -77,8 +77,8 @@ def partition(
 @app.command()
 def describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
     """Say what a dataset holds; the test images stay unread."""
-    from fedlens.experiments.build import dataset
     from fedlens.experiments.config import DataConfig
+    from fedlens.experiments.holding import dataset
 
     found = dataset(DataConfig(name=_dataset_name(name), root=str(root) if root else None))
     images = found.load_train()

@@ -26,7 +26,7 @@ def run(
     config = compose(experiment, overrides or [])
     from fedlens.experiments.run import start
 
-    _finished(start(config))
+    finished(start(config))
 
 
 @app.command()
@@ -41,7 +41,7 @@ def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> No
         return
     from fedlens.experiments.run import resume as go_on
 
-    _finished(go_on(folder, overrides))
+    finished(go_on(folder, overrides))
 
 
 @app.command()
@@ -82,9 +82,11 @@ def config(
     print(to_yaml(composed), end="")
 
 
-def _finished(folder: RunFolder) -> None:
+def finished(folder: RunFolder) -> None:
     from fedlens.reporting.console import run_page
 
+    if folder.result is None:  # it is on the host of a SuperLink
+        return
     _draw(folder)
     out.print(run_page(folder))
 

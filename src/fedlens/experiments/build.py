@@ -7,7 +7,6 @@ head alone; the loops above do not notice.
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,21 @@ import torch
 from torch import nn
 
 from fedlens import params
-from fedlens.data import cifar, synthetic
 from fedlens.data.augment import Augmentation
 from fedlens.data.batches import FeatureExamples, ImageExamples, Pipeline
 from fedlens.data.features import features
-from fedlens.data.images import Dataset, Examples, Images
-from fedlens.data.partition import Partition, partition
-from fedlens.data.partition_statistics import LISTED, histogram, statistics
-from fedlens.data.splits import Choice, SealedTest, stratified
-from fedlens.errors import FedlensError
+from fedlens.data.images import Examples, Images
+from fedlens.data.partition import Partition
+from fedlens.data.splits import Choice, SealedTest
 from fedlens.experiments.closed_form import closed_form_head
-from fedlens.experiments.config import (
-    BackboneConfig,
-    Config,
-    DataConfig,
-    PartitionConfig,
-    trained_part,
-)
+from fedlens.experiments.config import BackboneConfig, Config, trained_part
+from fedlens.experiments.holding import Holding, whole
 from fedlens.experiments.progress import bar
+from fedlens.experiments.setups import setup
 from fedlens.experiments.signals import StopRequest
 from fedlens.experiments.trained_head import trained_head
 from fedlens.federated.client import LocalRules
+from fedlens.federated.crowd import Crowd
 from fedlens.models import backbones, heads, weights
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.masks import Masks
@@ -54,6 +47,7 @@ class Parts:
     model: Classifier
     train: Examples
     partition: Partition | None  # of `train` over the clients, where there are any
+    held_classes: torch.Tensor  # [K, C]: how many examples of each class each client holds
     validation: Examples | None
     test: SealedTest
     test_examples: Callable[[Images], Examples]
@@ -63,12 +57,6 @@ class Parts:
     inputs: dict[str, Any]  # hashes of what went in: a resumed run must find the same
     facts: dict[str, Any]  # what was found out on the way, for the records
     masks: Masks = field(default_factory=dict)  # of what is trained in part
-
-    @cached_property
-    def held_classes(self) -> torch.Tensor:
-        """[K, C]: how many examples of each class each client holds."""
-        assert self.partition is not None
-        return histogram(self.partition, self.train.labels.cpu(), self.classes)
 
     @property
     def trains(self) -> bool:
@@ -85,44 +73,59 @@ def resolved(config: Config) -> Config:
 
 
 def build(
-    config: Config, device: torch.device, stop: StopRequest, *, opened: Choice | None = None
+    config: Config,
+    device: torch.device,
+    stop: StopRequest,
+    *,
+    opened: Choice | None = None,
+    holding: Holding | None = None,
+    crowd: Crowd | None = None,
+    head: nn.Linear | None = None,
 ) -> Parts:
-    """`opened` is the choice an earlier session of the same run opened the test split for."""
+    """`opened` is the choice an earlier session of the same run opened the test split for.
+
+    `holding` says which data are here, if not all; `crowd` are the clients, if they are elsewhere;
+    a `head` that is given is not prepared again.
+    """
     precision = choose_precision(config.train.precision, device)
-    data = dataset(config.data)
-    images, kept, held_out = training_images(config, data)
-    shards = partition_of(config, images.labels[kept])
-    images = images.to(device)
+    holding = holding or whole(config)
+    images, kept, held_out = holding.images.to(device), holding.kept, holding.held_out
     backbone, weights_hash = _backbone(config, device, stop)
-    classes, row = len(data.classes), backbones.find(config.backbone.name)
+    classes, row, shards = holding.classes, backbones.find(config.backbone.name), holding.partition
+    width = backbones.width(backbone)
     resolution = config.backbone.resolution or row.resolution
     log.info(
         "%s: %d training and %d validation images of %d classes; backbone %s at %d px on %s",
-        data.name, len(kept), len(held_out), classes, row.name, resolution, device,
+        holding.name, len(kept), len(held_out), classes, row.name, resolution, device,
     )  # fmt: skip
 
-    inputs = {"data": data.digest, "weights": weights_hash}
+    inputs = {"data": holding.of, "weights": weights_hash}
     plain = Pipeline(resolution, row.mean, row.std)
     augmented = replace(plain, augmentation=Augmentation(**asdict(config.augment)))
-    extractor = Extractor(backbone, row, plain, precision, device, inputs, stop)
+    here = {**inputs, "data": holding.digest}
+    extractor = Extractor(backbone, row, plain, precision, device, here, stop)
     mode, _ = trained_part(config.train.what)
     on_features = mode == "head" and not augmented.augmentation.active
     prepared = config.head.name != "linear"
     train: Examples = ImageExamples(images, kept, augmented)
     validation: Examples = ImageExamples(images, held_out, plain)
     facts: dict[str, Any] = {}
-    head = heads.linear(backbones.width(backbone), classes, config.seed)
-    if on_features or prepared:
+    given, head = head is not None, head or heads.linear(width, classes, config.seed)
+    if crowd:
+        crowd.prepare(setup(config, weights_hash))
+    if on_features or (prepared and not given):
         found = extractor(images, "train", config.data.train_per_class)
         known, unknown = (FeatureExamples(found[i], images.labels[i]) for i in (kept, held_out))
-        if config.head.name == "trained":
-            head, facts = trained_head(config, known, head, shards, precision, stop)
-        elif prepared:
-            head, facts = closed_form_head(
-                config.head, known, unknown, classes, shards, check=stop.check
-            )
         if on_features:
             train, validation = known, unknown
+        if config.head.name == "trained" and not given:
+            head, facts = trained_head(config, known, head, shards, precision, stop, crowd=crowd)
+        elif prepared and not given:
+            head, facts = closed_form_head(
+                config.head, known, unknown, classes, shards, crowd=crowd, check=stop.check
+            )
+        if crowd:
+            crowd.prepare(setup(config, weights_hash, head=head if prepared else None))
     head.to(device).requires_grad_(not config.head.freeze)
 
     def test_examples(seen: Images) -> Examples:
@@ -135,9 +138,10 @@ def build(
         model=Classifier(nn.Identity() if on_features else backbone, head),
         train=train,
         partition=shards,
+        held_classes=holding.held,
         validation=validation if len(held_out) else None,
         test=SealedTest(
-            lambda: data.load_test().limited(config.data.test_per_class).to(device),
+            lambda: holding.load_test().to(device),
             opened=opened,
             curves=config.evaluate.test_curve,
         ),
@@ -148,48 +152,6 @@ def build(
         inputs=inputs,
         facts=facts,
     )
-
-
-def dataset(config: DataConfig) -> Dataset:
-    if config.name == "synthetic":
-        return synthetic.dataset()
-    return cifar.dataset(Path(config.root).expanduser() if config.root else None)
-
-
-def training_images(config: Config, data: Dataset) -> tuple[Images, torch.Tensor, torch.Tensor]:
-    """The training images, and which of them are trained on and which held out for validation."""
-    images = data.load_train().limited(config.data.train_per_class)
-    kept, held_out = stratified(images.labels, config.data.validation, config.seed)
-    if config.data.validation and not len(held_out):
-        raise FedlensError(
-            f"data.validation={config.data.validation} of {len(images)} images is none at all: "
-            "choose a larger fraction."
-        )
-    return images, kept, held_out
-
-
-def partition_of(config: Config, labels: torch.Tensor) -> Partition | None:
-    """Who holds which of the training examples; None where there are no clients."""
-    if config.federated.clients is None:
-        return None
-    keys = asdict(config.partition)
-    return partition(labels.cpu(), config.federated.clients, seed=config.seed, **keys)
-
-
-def partition_record(config: Config) -> dict[str, Any]:
-    """Who would hold what, without a model."""
-    data = dataset(config.data)
-    images, kept, _ = training_images(config, data)
-    labels = images.labels[kept]
-    shards = partition_of(config, labels)
-    assert shards is not None
-    return described(config.partition, histogram(shards, labels, len(data.classes)))
-
-
-def described(config: PartitionConfig, held: torch.Tensor) -> dict[str, Any]:
-    """A partition for the records: statistics, and counts by class where clients are not many."""
-    few = {"histogram": held.tolist()} if len(held) <= LISTED else {}
-    return {**asdict(config), "statistics": statistics(held), **few}
 
 
 def step_rules(config: Config, precision: Precision) -> StepRules:

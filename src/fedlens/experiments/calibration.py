@@ -1,6 +1,8 @@
 """Masks found by scores: whose examples they come from, and how clients' preferences are merged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -12,59 +14,79 @@ from fedlens.experiments.config import Config
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated import sampling, wire
+from fedlens.federated.crowd import Crowd
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse import voting
 from fedlens.sparse.calibrate import Score, calibrate
 from fedlens.sparse.fisher import Sensitivity, sensitivity
-from fedlens.sparse.masks import RULES, Masks, Preference
+from fedlens.sparse.masks import RULES, Masks, Preference, undecided
 from fedlens.sparse.squares import Squares
 
 
 def calibrated(
-    config: Config, parts: Parts, candidates: Mapping[str, nn.Parameter], stop: StopRequest
+    config: Config,
+    parts: Parts,
+    candidates: Mapping[str, nn.Parameter],
+    stop: StopRequest,
+    *,
+    crowd: Crowd | None = None,
 ) -> tuple[Masks, dict[str, Any]]:
-    """The masks the config asks for, and what finding them sent over the network."""
+    """The masks the config asks for, and what finding them sent over the network.
+
+    A `crowd` is asked for scores or ballots, if the clients are elsewhere.
+    """
     told = config.sparse
-    stream = Stream(config.seed, ("calibrate",))
-    sources = Sources(config, parts, list(candidates), stop)
-
-    def preference(score: Score, whose: Stream) -> Preference:
-        assert told.density is not None
-        return calibrate(
-            candidates,
-            score,
-            rule=told.rule,
-            density=told.density,
-            rounds=told.rounds,
-            method=told.method,
-            soft=told.soft,
-            scope=told.scope,
-            stream=whose,
-        )
-
     assert told.density is not None
+    stream = Stream(config.seed, ("calibrate",))
+    sources = Sources(config, parts, candidates, stop, crowd=crowd)
     if told.voting is None or RULES[told.rule].by != "sensitivity":
-        found = preference(sources.pooled, stream)
-        return found.masks(told.density), sources.facts(candidates)
-    ballots = (
-        preference(sources.of_client(client), Stream(config.seed, ("calibrate", client)))
-        for client in sources.clients
-    )
+        found = _preference(config, candidates, sources.pooled, stream)
+        return found.masks(told.density), sources.facts()
+    if crowd:
+        like = undecided(candidates, told.rule, scope=told.scope, stream=stream)
+        ballots = crowd.ballots(sources.clients, like)
+    else:
+        ballots = (sources.ballot(client) for client in sources.clients)
     found = voting.merge(ballots, told.voting, stream=stream)
-    return found.masks(told.density), sources.facts(candidates)
+    return found.masks(told.density), sources.facts()
+
+
+def _preference(
+    config: Config, candidates: Mapping[str, nn.Parameter], score: Score, whose: Stream
+) -> Preference:
+    told = config.sparse
+    assert told.density is not None
+    return calibrate(
+        candidates,
+        score,
+        rule=told.rule,
+        density=told.density,
+        rounds=told.rounds,
+        method=told.method,
+        soft=told.soft,
+        scope=told.scope,
+        stream=whose,
+    )
 
 
 class Sources:
     """Whose examples the scores come from: the validation split, or the clients' own shards."""
 
     def __init__(
-        self, config: Config, parts: Parts, names: Sequence[str], stop: StopRequest
+        self,
+        config: Config,
+        parts: Parts,
+        candidates: Mapping[str, nn.Parameter],
+        stop: StopRequest,
+        *,
+        crowd: Crowd | None = None,
     ) -> None:
         self.config = config
         self.parts = parts
-        self.names = names
+        self.candidates = candidates
         self.stop = stop
+        self.crowd = crowd
         self.squares: Squares | None = None
         self.asked = 0  # rounds of scores
         self.clients: list[int] = []
@@ -82,17 +104,20 @@ class Sources:
             examples = self.parts.validation
             title = f"sensitivity, round {number + 1} of {self.config.sparse.rounds}"
             return self._score(examples, None, number, "validation", title).mean()
-        total: Sensitivity | None = None
-        for client in self.clients:
-            part = self._client(client, number)
-            total = part if total is None else total + part
-        assert total is not None
-        return total.mean()
+        if self.crowd:
+            parts = self.crowd.sensitivities(self.clients, number, self.candidates)
+        else:
+            parts = (self.client(client, number) for client in self.clients)
+        return reduce(add, parts).mean()
 
-    def of_client(self, client: int) -> Score:
-        return lambda number: self._client(client, number).mean()
+    def ballot(self, client: int) -> Preference:
+        """What one client would train, by its own examples alone."""
+        stream = Stream(self.config.seed, ("calibrate", client))
+        score: Score = lambda number: self.client(client, number).mean()  # noqa: E731
+        return _preference(self.config, self.candidates, score, stream)
 
-    def _client(self, client: int, number: int) -> Sensitivity:
+    def client(self, client: int, number: int) -> Sensitivity:
+        """One client's part in a calibration round, of the model as it stands."""
         assert self.parts.partition is not None
         title = f"sensitivity, round {number + 1} of {self.config.sparse.rounds}, client {client}"
         shard = self.parts.partition.shard(client)
@@ -128,15 +153,16 @@ class Sources:
     def _squares(self, examples: Examples, index: torch.Tensor) -> Squares:
         """Planned once, for all rounds and clients."""
         if self.squares is None:
-            self.squares = Squares(self.parts.model, self.names, examples.batch(index[:2]))
+            names, some = list(self.candidates), examples.batch(index[:2])
+            self.squares = Squares(self.parts.model, names, some)
         return self.squares
 
-    def facts(self, candidates: Params) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What calibrating sent over the network, where clients did it."""
         if not self.clients:
             return {}
         if self.config.sparse.voting:  # each sends its ranks once
-            ranks = {name: value.to("meta", torch.int32) for name, value in candidates.items()}
+            ranks = {name: value.to("meta", torch.int32) for name, value in self.candidates.items()}
             return {"calibration_bytes_up": len(self.clients) * wire.size(ranks)}
-        scores = {name: value.to("meta", torch.float64) for name, value in candidates.items()}
+        scores = {name: value.to("meta", torch.float64) for name, value in self.candidates.items()}
         return {"calibration_bytes_up": self.asked * len(self.clients) * wire.size(scores)}

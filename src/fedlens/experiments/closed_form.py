@@ -19,6 +19,7 @@ from fedlens.data.cached import cached
 from fedlens.data.partition import Partition
 from fedlens.experiments.config import HeadConfig
 from fedlens.federated import wire
+from fedlens.federated.crowd import Crowd
 from fedlens.models import heads
 
 VERSION = 1  # to be raised whenever the same features would give other bits
@@ -33,16 +34,20 @@ def closed_form_head(
     classes: int,
     partition: Partition | None = None,
     *,
+    crowd: Crowd | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[nn.Linear, dict[str, Any]]:
     """Ridge or class means; λ and temperature, where they are free, from validation.
 
     With a partition every client sends the statistics of its shard and the server adds them up:
-    the head is that of the pooled data, whoever holds what. `check` is called while another
-    process takes the same statistics.
+    the head is that of the pooled data, whoever holds what. A `crowd` is asked for them, if the
+    clients are elsewhere; `check` is called while another process takes the same statistics.
     """
     facts: dict[str, Any] = {}
-    stats = _shared(train, classes, partition, check)
+    if crowd:
+        stats = reduce(add, crowd.statistics(validation.features.shape[1], classes))
+    else:
+        stats = _shared(train, classes, partition, check)
     if partition is not None:
         facts["statistics_bytes_up"] = len(partition) * wire.size(vars(stats))
     if config.name == "class_means":
@@ -89,8 +94,12 @@ def federated_statistics(
     train: FeatureExamples, partition: Partition, classes: int
 ) -> heads.Statistics:
     """XᵀX, XᵀY and counts of every client, added up in the clients' order."""
-    shards = (partition.shard(client) for client in range(len(partition)))
-    return reduce(
-        add,
-        (heads.Statistics.of(train.features[s], train.labels[s], classes) for s in shards),
-    )
+    clients = range(len(partition))
+    return reduce(add, (client_statistics(train, partition, classes, k) for k in clients))
+
+
+def client_statistics(
+    train: FeatureExamples, partition: Partition, classes: int, client: int
+) -> heads.Statistics:
+    shard = partition.shard(client)
+    return heads.Statistics.of(train.features[shard], train.labels[shard], classes)

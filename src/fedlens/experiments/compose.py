@@ -215,17 +215,26 @@ def _composed(overrides: list[str]) -> Config:
 def load(path: Path) -> Config:
     """A run's own config.yaml, held to the same schema."""
     try:
-        content = OmegaConf.load(path)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise FedlensError(f"{path} is not a config of this version: it is no text.") from error
+    return from_yaml(text, str(path))
+
+
+def from_yaml(text: str, source: str) -> Config:
+    """The inverse of `to_yaml`; `source` is where the text is from, for complaints."""
+    try:
+        content = OmegaConf.create(text)
         if not isinstance(content, DictConfig) or "experiment" not in content:
             raise ValueError("it names no experiment.")
         stored = OmegaConf.merge(OmegaConf.structured(Config), content)
         assert isinstance(stored, DictConfig)
         return _finished(stored)
-    except OSError as error:
-        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
     except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise FedlensError(
-            f"{path} is not a config of this version: {_in_one_sentence(error)}"
+            f"{source} is not a config of this version: {_in_one_sentence(error)}"
         ) from error
 
 

@@ -143,11 +143,30 @@ class AlgorithmConfig:
 
 
 @dataclass
+class PrivacyConfig:
+    """What clients' updates are protected by; through Flower's modules, so with its engines."""
+
+    name: str = "none"  # none | central | local: whose noise
+    clip_norm: float = 1.0  # updates longer than this are shortened to it
+    noise_multiplier: float = 1.0  # of central: noise on the sum of updates, in units of clip_norm
+    epsilon: float = 0.5  # of local: of one release, below 1
+    delta: float = 1e-5
+    secure: bool = False  # secure aggregation: the server sees sums of updates only
+    reach: float = 0.1  # of secure: no value of an update may be larger
+
+    @property
+    def on(self) -> bool:
+        return self.secure or self.name != "none"
+
+
+@dataclass
 class EngineConfig:
-    name: str = "serial"  # serial | parallel | auto
-    workers: int | None = None  # of parallel; null: one per GPU, or one per core
+    name: str = "serial"  # serial | parallel | auto | flower_simulation | flower
+    workers: int | None = None  # of parallel and flower_simulation; null: one per GPU, or core
     threads_per_client: int | None = None  # null: all of `threads` if serial, 1 if parallel
     vectorise: bool = True  # serial: heads on cached features train as one batched product
+    deadline: float = 600.0  # of flower: seconds a round's clients have to answer
+    federation: str = "federation"  # of flower: the folder that says where the SuperLink is
 
 
 @dataclass
@@ -195,6 +214,7 @@ class Config:
     federated: FederatedConfig = field(default_factory=FederatedConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -225,6 +245,8 @@ def essence(config: Config) -> dict[str, Any]:
         for step in path:
             branch = branch[step]
         del branch[last]
+    if not config.privacy.on:
+        del kept["privacy"]
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         kept["backbone"]["weights"] = PurePath(config.backbone.weights).name
     return kept

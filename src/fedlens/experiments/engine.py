@@ -10,7 +10,8 @@ from fedlens import params
 from fedlens.data.batches import FeatureExamples
 from fedlens.experiments.build import Parts, local_rules
 from fedlens.experiments.config import Config, EngineConfig
-from fedlens.federated.client import Task, Trainer
+from fedlens.federated.client import Task, Trainer, laid_out
+from fedlens.federated.crowd import Crowd
 from fedlens.federated.engines import Engine, Serial
 from fedlens.federated.parallel import Parallel
 from fedlens.federated.vectorised import Vectorised
@@ -21,9 +22,14 @@ WORTH = 1.05  # workers must be so much faster to be chosen over one process
 log = logging.getLogger(__name__)
 
 
-def choose_engine(config: Config, parts: Parts) -> tuple[Engine, EngineConfig]:
-    """The engine, and the config that gives it again without a probe."""
+def choose_engine(
+    config: Config, parts: Parts, crowd: Crowd | None = None
+) -> tuple[Engine, EngineConfig]:
+    """The engine, and the config that gives it again without a probe; a `crowd` is its own."""
     told = config.engine
+    if crowd:
+        laid_out(parts.model)
+        return crowd.engine("rounds"), told
     rules = local_rules(config, parts.precision)
     examples = parts.train
     threads = told.threads_per_client or torch.get_num_threads()

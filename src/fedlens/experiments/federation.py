@@ -14,7 +14,7 @@ import torch
 
 from fedlens import params
 from fedlens.arithmetic.merging import MergeSettings
-from fedlens.experiments import snapshot
+from fedlens.experiments import privacy, snapshot
 from fedlens.experiments.build import Parts, local_rules
 from fedlens.experiments.checkpoint import Checkpoint
 from fedlens.experiments.client_states import ClientStates
@@ -73,6 +73,7 @@ class Federation:
         if chosen.scaffold:
             self.controls = Controls(packed, len(self.partition), self.memory)
         self.kept = KeptUpdates(folder.updates, rounds=config.federated.keep_updates)
+        self.noised = privacy.noise(config)
 
     def run(self) -> Position:
         """Plays all rounds, or raises `Interrupted` once it has saved where it stopped."""
@@ -142,6 +143,9 @@ class Federation:
             aggregator=self.config.algorithm.aggregator,
             settings=self._aggregation(number),
             strict=federated.fail_on_bad_update,
+            equal=self.config.privacy.name == "central",
+            hidden=self.config.privacy.secure,
+            untold=self.config.privacy.name == "local",
         )
         prepared = time.monotonic()
         aggregating = 0.0
@@ -154,7 +158,7 @@ class Federation:
             breathe()
         trained_by = time.monotonic()
         if change := gathering.change():
-            self.server.step(change)
+            self.server.step(self.noised(change, len(gathering.clients)))
             if self.controls:
                 self.controls.close_round()
         self._take_model_back()

@@ -21,13 +21,18 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def session(device: torch.device) -> dict[str, Any]:
-    """What is true of this process; a run that was resumed has several."""
+def session(
+    device: torch.device, *, command: list[str] | None = None, packages: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What is true of this process; a run that was resumed has several.
+
+    `command` are the words that lead here, if not this process's own; `packages` count besides.
+    """
     return {
         "started": now(),
-        "command": shlex.join(["fedlens", *sys.argv[1:]]),
+        "command": shlex.join(command or ["fedlens", *sys.argv[1:]]),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in (*PACKAGES, *packages)},
         "git": git_commit(Path(__file__).parent),
         "platform": platform.platform(),
         "processor": processor(),

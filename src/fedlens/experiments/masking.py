@@ -20,7 +20,9 @@ from fedlens.experiments.build import Parts
 from fedlens.experiments.calibration import calibrated
 from fedlens.experiments.config import Config
 from fedlens.experiments.records import RunFolder
+from fedlens.experiments.setups import setup
 from fedlens.experiments.signals import StopRequest
+from fedlens.federated.crowd import Crowd
 from fedlens.sparse import storage
 from fedlens.sparse.inspect import density_by_layer_and_kind as by_layer_and_kind
 from fedlens.sparse.kinds import maskable
@@ -29,11 +31,21 @@ from fedlens.sparse.masks import RULES, Masks
 log = logging.getLogger(__name__)
 
 
-def masked(config: Config, parts: Parts, folder: RunFolder, stop: StopRequest) -> Parts:
-    """The parts with their masks, if the config asks for any; what they leave out is frozen."""
+def masked(
+    config: Config,
+    parts: Parts,
+    folder: RunFolder,
+    stop: StopRequest,
+    *,
+    crowd: Crowd | None = None,
+) -> Parts:
+    """The parts with their masks, if the config asks for any; what they leave out is frozen.
+
+    A `crowd` takes part in finding them, and is told.
+    """
     if config.sparse.density is None:
         return parts
-    candidates = _candidates(config, parts)
+    candidates = maskable_of(config, parts)
     total = sum(value.numel() for value in candidates.values())
     if not round(config.sparse.density * total):
         raise FedlensError(
@@ -46,7 +58,7 @@ def masked(config: Config, parts: Parts, folder: RunFolder, stop: StopRequest) -
         if fault := params.mismatch(candidates, masks):
             raise FedlensError(f"{path} does not fit this run: {fault}.")
     else:
-        masks, told = _shared(config, parts, candidates, stop)
+        masks, told = _shared(config, parts, candidates, stop, crowd)
         storage.save(path, masks, told)
     _sign(folder, masks)
     if not (folder.path / "masks.json").exists():
@@ -54,10 +66,18 @@ def masked(config: Config, parts: Parts, folder: RunFolder, stop: StopRequest) -
     trained = sum(int(mask.sum()) for mask in masks.values())
     log.info("%s: %d of %d weights are trained", config.sparse.rule, trained, total)
     facts = {"weights_trained": trained, "weights_maskable": total, **told["facts"]}
+    if crowd:
+        head = parts.model.head if parts.prepared else None
+        crowd.prepare(setup(config, parts.inputs["weights"], head=head, masks=masks))
+    return replace(under(masks, parts), facts={**parts.facts, **facts})
+
+
+def under(masks: Masks, parts: Parts) -> Parts:
+    """The parts with these masks; tensors of which nothing is trained are frozen whole."""
     kept = {name: mask for name, mask in masks.items() if mask.any()}
     for name, value in parts.model.backbone.named_parameters(prefix="backbone"):
         value.requires_grad_(name in kept)
-    return replace(parts, masks=kept, facts={**parts.facts, **facts})
+    return replace(parts, masks=kept)
 
 
 def _sign(folder: RunFolder, masks: Masks) -> None:
@@ -72,7 +92,7 @@ def _sign(folder: RunFolder, masks: Masks) -> None:
         )
 
 
-def _candidates(config: Config, parts: Parts) -> dict[str, nn.Parameter]:
+def maskable_of(config: Config, parts: Parts) -> dict[str, nn.Parameter]:
     """What may be masked, of what would be trained."""
     trained = {n: p for n, p in parts.model.named_parameters() if p.requires_grad}
     told = config.sparse
@@ -81,7 +101,11 @@ def _candidates(config: Config, parts: Parts) -> dict[str, nn.Parameter]:
 
 
 def _shared(
-    config: Config, parts: Parts, candidates: Mapping[str, nn.Parameter], stop: StopRequest
+    config: Config,
+    parts: Parts,
+    candidates: Mapping[str, nn.Parameter],
+    stop: StopRequest,
+    crowd: Crowd | None,
 ) -> tuple[Masks, dict[str, Any]]:
     """The masks from the cache, or made and put there."""
     key = _key(config, parts, candidates)
@@ -97,7 +121,7 @@ def _shared(
         return None
 
     def make() -> tuple[Masks, dict[str, Any]]:
-        masks, facts = calibrated(config, parts, candidates, stop)
+        masks, facts = calibrated(config, parts, candidates, stop, crowd=crowd)
         told = {**key, "facts": facts}
         storage.save(path, masks, told)
         return masks, told

@@ -11,21 +11,23 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedlens import params
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
-from fedlens.experiments import compose, manifest, snapshot
-from fedlens.experiments.build import Parts, build, described, resolved
+from fedlens.experiments import compose, manifest, privacy, snapshot
+from fedlens.experiments.build import Parts, build, resolved
 from fedlens.experiments.central import Central
 from fedlens.experiments.checkpoint import Checkpoints
 from fedlens.experiments.config import Config, essence, rounds, run_name, unit
 from fedlens.experiments.device import choose_device
 from fedlens.experiments.engine import choose_engine
 from fedlens.experiments.federation import Federation
+from fedlens.experiments.flower import opened_crowd, settled
+from fedlens.experiments.holding import Holding, described
 from fedlens.experiments.ledger import Ledger
 from fedlens.experiments.logs import logging_to
 from fedlens.experiments.loop import Loop, Position, Watch
@@ -34,19 +36,27 @@ from fedlens.experiments.measure import Measure
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Abandoned, Interrupted, StopRequest, listening
 from fedlens.experiments.tracking import open_tracker
+from fedlens.federated.crowd import Crowd
+from fedlens.federated.flower import require
 from fedlens.federated.observe import client_accuracy
 from fedlens.files import clear_partials, replacing
 from fedlens.memory import keep_large_blocks
 from fedlens.training.evaluate import Evaluation
 from fedlens.training.local import Model
 
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+FLOWER_PACKAGES = {"flower": ("flwr",), "flower_simulation": ("flwr", "ray")}
+
 log = logging.getLogger(__name__)
 
 
-def start(config: Config, *, watch: Watch | None = None) -> RunFolder:
+def start(config: Config, *, watch: Watch | None = None, grid: "Grid | None" = None) -> RunFolder:
     """Runs `config`, continuing where an earlier session of the same run stopped.
 
     `watch` is called after every validation with (epoch or round, top-1); it may raise Abandoned.
+    `grid` is given by Flower, where a SuperLink runs this.
     """
     config = resolved(config)
     folder = RunFolder(Path(config.run.root) / run_name(config))
@@ -57,7 +67,7 @@ def start(config: Config, *, watch: Watch | None = None) -> RunFolder:
                 f"{folder.path} holds a run with another config: choose another run.name."
             )
         config = _as_begun(config, stored)
-    return _run(config, folder, watch)
+    return _run(config, folder, watch, grid)
 
 
 def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
@@ -81,10 +91,17 @@ def _without_weights(config: Config) -> Config:
     return replace(config, backbone=replace(config.backbone, weights=None))
 
 
-def _run(config: Config, folder: RunFolder, watch: Watch | None = None) -> RunFolder:
+def _run(
+    config: Config,
+    folder: RunFolder,
+    watch: Watch | None = None,
+    grid: "Grid | None" = None,
+) -> RunFolder:
     if folder.result is not None:
         log.info("%s is finished: nothing to do", folder.name)
         return folder
+    if config.engine.name == "flower" and grid is None:
+        return _submit(config, folder)
     device = choose_device(config.device)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -97,7 +114,7 @@ def _run(config: Config, folder: RunFolder, watch: Watch | None = None) -> RunFo
         try:
             clear_partials(folder.path)
             folder.forget_failure()
-            _work(config, folder, device, stop, watch)
+            _work(config, folder, device, stop, watch, grid)
         except Abandoned as reason:
             log.info("abandoned: %s", reason)
             raise
@@ -110,6 +127,21 @@ def _run(config: Config, folder: RunFolder, watch: Watch | None = None) -> RunFo
             with suppress(Exception):  # on a full disk this may fail too; the log has it
                 folder.write("failure", {"message": str(fault), "when": manifest.now()})
             raise fault from error
+    return folder
+
+
+def _submit(config: Config, folder: RunFolder) -> RunFolder:
+    """Leaves the run to the federation's SuperLink, which writes the folder where it runs."""
+    require()
+    from fedlens.experiments.deployment import run_by_superlink
+
+    with listening() as stop:
+        try:
+            run_by_superlink(config, stop, say=lambda line: log.info("%s", line))
+        except Interrupted as reason:
+            raise Interrupted("the run is stopped: the same command goes on with it") from reason
+    if folder.result is None:
+        log.info("the run is finished; its folder is where the SuperLink runs")
     return folder
 
 
@@ -132,19 +164,34 @@ def _work(
     device: torch.device,
     stop: StopRequest,
     watch: Watch | None,
+    grid: "Grid | None",
 ) -> None:
     began = time.monotonic()
     keep_large_blocks()
     if config.threads:
         torch.set_num_threads(config.threads)
-    config = replace(config, threads=torch.get_num_threads())
+    config = settled(replace(config, threads=torch.get_num_threads()))
     _write_config(config, folder)
     log.info("run %s", folder.name)
 
+    with opened_crowd(config, stop, grid) as (crowd, holding):
+        _learn(config, folder, device, stop, watch, began, crowd, holding)
+
+
+def _learn(
+    config: Config,
+    folder: RunFolder,
+    device: torch.device,
+    stop: StopRequest,
+    watch: Watch | None,
+    began: float,
+    crowd: Crowd | None,
+    holding: Holding | None,
+) -> None:
     opened = Choice(**folder.choice) if folder.choice and config.evaluate.test else None
-    parts = build(config, device, stop, opened=opened)
+    parts = build(config, device, stop, opened=opened, holding=holding, crowd=crowd)
     _sign(config, folder, parts, device)
-    parts = masked(config, parts, folder, stop)
+    parts = masked(config, parts, folder, stop, crowd=crowd)
     checkpoints = Checkpoints(
         folder.checkpoints,
         keep_best=config.checkpoint.keep_best,
@@ -159,7 +206,7 @@ def _work(
         if parts.partition is None:
             position = _train_centrally(config, parts, model, make_loop, stop)
         else:
-            position = _train_federated(config, folder, parts, make_loop, stop)
+            position = _train_federated(config, folder, parts, make_loop, stop, crowd)
         result = _conclude(config, folder, parts, measure, checkpoints, position)
         folder.write("result", result)
         if test := result.get("test"):
@@ -180,15 +227,17 @@ def _train_federated(
     parts: Parts,
     make_loop: Callable[..., Loop],
     stop: StopRequest,
+    crowd: Crowd | None,
 ) -> Position:
     assert parts.partition is not None
     folder.write("partition", described(config.partition, parts.held_classes))
     loop = make_loop(
         total=rounds(config) if parts.trains else 0, remarks=partial(_per_client, parts)
     )
-    engine, settled = choose_engine(config, parts)
+    privacy.advise(config)
+    engine, chosen = choose_engine(config, parts, crowd)
     try:
-        _write_config(replace(config, engine=settled), folder)
+        _write_config(replace(config, engine=chosen), folder)
         return Federation(config, parts, engine, loop, stop, folder).run()
     finally:
         engine.close()
@@ -229,7 +278,11 @@ def _federation(config: Config) -> dict[str, Any]:
 
 def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device) -> None:
     """Adds this session to the manifest; refuses to go on with other data or weights."""
-    session = manifest.session(device)
+    session = manifest.session(
+        device,
+        command=compose.command(config) if config.engine.name == "flower" else None,
+        packages=FLOWER_PACKAGES.get(config.engine.name, ()),
+    )
     signed = folder.manifest or {
         "name": folder.name,
         **_what(config),
@@ -273,6 +326,7 @@ def _conclude(
         "validation": records[chosen].get("validation"),
         **(_tested(parts, measure.test(choice)) if config.evaluate.test else {}),
         "facts": parts.facts,
+        **privacy.spent(config, records.values()),
         "seconds": round(position.seconds, 1),
         "finished": manifest.now(),
     }

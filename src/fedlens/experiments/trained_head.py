@@ -18,6 +18,8 @@ from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated import sampling, server, wire
 from fedlens.federated.client import LocalRules, Task
+from fedlens.federated.crowd import Crowd
+from fedlens.federated.engines import Engine
 from fedlens.federated.gather import Gathering
 from fedlens.federated.vectorised import NAMES, Vectorised
 from fedlens.training.local import StepRules
@@ -33,30 +35,25 @@ def trained_head(
     partition: Partition | None,
     precision: Precision,
     stop: StopRequest,
+    *,
+    crowd: Crowd | None = None,
 ) -> tuple[nn.Linear, dict[str, Any]]:
-    """`head` after head.steps local steps of FedAvg, and what it cost to send."""
-    seed = rng.address(config.seed, "trained head")  # draws of its own, none of the training's
+    """`head` after head.steps local steps of FedAvg, and what it cost to send.
+
+    A `crowd` does the steps, if the clients are elsewhere.
+    """
+    seed, rules = head_seed(config), head_rules(config, precision)
     everyone = torch.arange(len(train))
     clients = len(partition) if partition else 1
     size = sampling.cohort_size(clients, config.federated.participation)
     steps = config.federated.local_steps if partition else config.head.steps
     rounds = -(-config.head.steps // steps)
-    rules = LocalRules(
-        step=StepRules(
-            precision.for_clients(),
-            label_smoothing=config.train.label_smoothing,
-            dropout=config.head.dropout,
-            clip_norm=config.train.clip_norm,
-        ),
-        batch_size=config.train.batch_size,
-        momentum=config.train.momentum,
-        weight_decay=config.train.weight_decay,
-        nesterov=config.train.nesterov,
-    )
     head.to(train.features.device)
     start = dict(zip(NAMES, (head.weight.detach(), head.bias.detach()), strict=True))
     globally = server.Server(start, server.TABLE["average"], server.ServerSettings())
-    engine = Vectorised(train, rules, seed, torch.get_num_threads())
+    engine: Engine = Vectorised(train, rules, seed, torch.get_num_threads())
+    if crowd:
+        engine = crowd.engine("head")
     with bar("training the head", stop) as update:
         for number in range(1, rounds + 1):
             cohort = sampling.cohort(seed, number, clients=clients, size=size)
@@ -84,3 +81,23 @@ def trained_head(
     facts = {"head_rounds": rounds, "head_bytes_up": rounds * size * wire.size(start)}
     log.info("head trained beforehand: %s", facts if partition else {"steps": steps})
     return head, facts if partition else {}
+
+
+def head_seed(config: Config) -> int:
+    """Draws of its own, none of the training's."""
+    return rng.address(config.seed, "trained head")
+
+
+def head_rules(config: Config, precision: Precision) -> LocalRules:
+    return LocalRules(
+        step=StepRules(
+            precision.for_clients(),
+            label_smoothing=config.train.label_smoothing,
+            dropout=config.head.dropout,
+            clip_norm=config.train.clip_norm,
+        ),
+        batch_size=config.train.batch_size,
+        momentum=config.train.momentum,
+        weight_decay=config.train.weight_decay,
+        nesterov=config.train.nesterov,
+    )

@@ -24,7 +24,8 @@ METHODS = ("talos", "mean")
 LABELS = ("sampled", "data", "expected")
 TARGETS = ("logit", "log_prob")
 VOTES = ("union", "majority", "intersection")
-ENGINES = ("serial", "parallel", "auto")
+FLOWER = ("flower_simulation", "flower")
+ENGINES = ("serial", "parallel", "auto", *FLOWER)
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -49,6 +50,7 @@ def validate(config: Config) -> None:
         ("sparse.source", config.sparse.source, ("validation", "clients")),
         ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
         ("engine", config.engine.name, ENGINES),
+        ("privacy.name", config.privacy.name, ("none", "central", "local")),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
         if value not in options:
@@ -132,6 +134,7 @@ def validate(config: Config) -> None:
         (config.checkpoint.keep_last > 0, "checkpoint.keep_last must be at least 1"),
         *_sparse_checks(config),
         *_federated_checks(config),
+        *_privacy_checks(config),
     ]:
         if not fine:
             raise FedlensError(f"{complaint}.")
@@ -218,6 +221,47 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         (federated.keep_updates >= 0, "federated.keep_updates must be 0 or more"),
         (_positive(engine.workers), "engine.workers must be at least 1"),
         (_positive(engine.threads_per_client), "engine.threads_per_client must be at least 1"),
+        (0 < engine.deadline < math.inf, "engine.deadline must be positive and finite"),
+        (
+            engine.name not in FLOWER or federated.clients is not None,
+            f"engine={engine.name} needs clients: set federated.clients",
+        ),
+    ]
+
+
+def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
+    told, algorithm = config.privacy, config.algorithm
+    averages = algorithm.aggregator == "mean"
+    return [
+        (0 < told.clip_norm < math.inf, "privacy.clip_norm must be positive and finite"),
+        (
+            0 < told.noise_multiplier < math.inf,
+            "privacy.noise_multiplier must be positive and finite",
+        ),
+        (0 < told.epsilon < 1, "privacy.epsilon, of one release, must lie between 0 and 1"),
+        (0 < told.delta < 1, "privacy.delta must lie between 0 and 1"),
+        (0 < told.reach < math.inf, "privacy.reach must be positive and finite"),
+        (
+            not told.on or config.engine.name in FLOWER,
+            "privacy goes through Flower: set engine=flower_simulation or engine=flower",
+        ),
+        (
+            not told.on or config.head.name != "trained",
+            "privacy is that of the rounds, and head=trained learns before them",
+        ),
+        (
+            not told.on or not algorithm.scaffold,
+            "SCAFFOLD's controls tell each client's update: privacy does not go with it",
+        ),
+        (
+            averages or not (told.secure or told.name == "central"),
+            f"privacy.name=central and privacy.secure=true are about means of updates, not about "
+            f"algorithm.aggregator={algorithm.aggregator}",
+        ),
+        (
+            not told.secure or not config.federated.keep_updates,
+            "privacy.secure=true shows no client's update: leave federated.keep_updates out",
+        ),
     ]
 
 

@@ -26,13 +26,24 @@ class Gathering:
         aggregator: str = "mean",
         settings: AggregatorSettings = AggregatorSettings(),  # noqa: B008  (it is frozen)
         strict: bool = False,
+        equal: bool = False,
+        hidden: bool = False,
+        untold: bool = False,
     ) -> None:
-        """`strict`: a bad update ends the run instead of being left out."""
+        """`strict`: a bad update ends the run instead of being left out.
+
+        `equal`: clients weigh alike, whatever they hold. `hidden`: each update is the mean of all,
+        so that there is nothing to observe of one. `untold`: clients keep their losses to
+        themselves.
+        """
         self.start = start
         self.mean = Mean(start, settings)  # what drift is measured from, whatever is aggregated
         self.aggregator = self.mean if aggregator == "mean" else TABLE[aggregator](start, settings)
         self.rules = rules
         self.strict = strict
+        self.equal = equal
+        self.hidden = hidden
+        self.untold = untold
         self.observer = Observer(start)
         self.tally = Tally()
         self.losses: list[float] = []
@@ -53,7 +64,7 @@ class Gathering:
             return False
         rules = self.rules
         steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
-        examples = len(task.shard)
+        examples = 1 if self.equal else len(task.shard)
         contribution = Contribution(task.client, update.parameters, examples, steps, norm)
         for rule in {self.mean, self.aggregator}:
             rule.add(contribution)
@@ -76,7 +87,10 @@ class Gathering:
             found["rejected"] = {str(client): why for client, why in self.rejected.items()}
         if not self.clients:
             return found
-        found |= {"train": self.tally.metrics(), "client_losses": self.losses}
+        if not self.untold:
+            found |= {"train": self.tally.metrics(), "client_losses": self.losses}
+        if self.hidden:
+            return found
         return found | self.observer.metrics(self._mean_change)
 
     @cached_property

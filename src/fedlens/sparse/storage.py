@@ -6,7 +6,7 @@ in the header a JSON text with shapes, provenance and seal. Equal content makes 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,9 @@ def save(path: Path, masks: Params, provenance: Mapping[str, Any]) -> None:
         "provenance": dict(provenance),
         "seal": _seal(masks, provenance),
     }
-    packed = {
-        name: torch.from_numpy(np.packbits(mask.cpu().numpy(), axis=None, bitorder="little"))
-        for name, mask in masks.items()
-    }
+    bits = {name: packed(mask) for name, mask in masks.items()}
     with files.replacing(path) as temporary:
-        save_file(packed, temporary, metadata={HEADER: json.dumps(header, allow_nan=False)})
+        save_file(bits, temporary, metadata={HEADER: json.dumps(header, allow_nan=False)})
 
 
 def load(path: Path) -> tuple[Masks, dict[str, Any]]:
@@ -46,7 +43,7 @@ def load(path: Path) -> tuple[Masks, dict[str, Any]]:
         with safe_open(path, framework="np") as stored:
             header = json.loads((stored.metadata() or {})[HEADER])
             masks = {
-                name: _unpacked(stored.get_tensor(name), shape)
+                name: unpacked(torch.from_numpy(stored.get_tensor(name)), shape)
                 for name, shape in header["shapes"].items()
             }
         provenance: dict[str, Any] = header["provenance"]
@@ -62,9 +59,14 @@ def load(path: Path) -> tuple[Masks, dict[str, Any]]:
     return masks, provenance
 
 
-def _unpacked(packed: np.ndarray[Any, np.dtype[np.uint8]], shape: list[int]) -> torch.Tensor:
-    bits = np.unpackbits(packed, count=int(np.prod(shape)), bitorder="little")
-    return torch.from_numpy(bits.view(np.bool_).reshape(shape))
+def packed(mask: torch.Tensor) -> torch.Tensor:
+    """Its bits, as uint8."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy(), axis=None, bitorder="little"))
+
+
+def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    found = np.unpackbits(bits.numpy(), count=int(np.prod(shape)), bitorder="little")
+    return torch.from_numpy(found.view(np.bool_).reshape(shape))
 
 
 def _seal(masks: Params, provenance: Mapping[str, Any]) -> str:

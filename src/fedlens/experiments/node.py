@@ -1,0 +1,147 @@
+"""A host of clients: it builds the experiment on its own data, and answers for its clients.
+
+Whatever it answers with is what the server itself would call, had it the data.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from fedlens import params
+from fedlens.data.batches import FeatureExamples
+from fedlens.errors import FedlensError
+from fedlens.experiments import compose
+from fedlens.experiments.build import build
+from fedlens.experiments.calibration import Sources
+from fedlens.experiments.closed_form import client_statistics
+from fedlens.experiments.config import AugmentConfig, Config, SparseConfig
+from fedlens.experiments.device import choose_device
+from fedlens.experiments.engine import choose_engine
+from fedlens.experiments.holding import Holding
+from fedlens.experiments.masking import maskable_of, under
+from fedlens.experiments.setups import told_head, told_masks
+from fedlens.experiments.signals import StopRequest
+from fedlens.experiments.trained_head import head_rules, head_seed
+from fedlens.federated.client import Task, Update, trained
+from fedlens.federated.crowd import Setup, Work
+from fedlens.federated.engines import Engine
+from fedlens.federated.vectorised import NAMES, Vectorised
+from fedlens.memory import keep_large_blocks
+from fedlens.models.heads import Statistics
+from fedlens.params import Params
+from fedlens.sparse.fisher import Sensitivity
+from fedlens.sparse.masks import Preference
+from fedlens.sparse.packing import Packing
+
+
+class Desk:
+    """An experiment as its host sees it, under one setup; loaded once, however many questions."""
+
+    def __init__(self, setup: Setup, holding: Callable[[Config], Holding]) -> None:
+        config = compose.from_yaml(setup.config, "The setup the server sent")
+        head = told_head(setup)
+        if head is None:  # not prepared yet, or trained with the rest
+            config = replace(config, head=replace(config.head, name="linear"))
+        self.config = config
+        keep_large_blocks()
+        if config.engine.threads_per_client:
+            torch.set_num_threads(config.engine.threads_per_client)
+        self.device = choose_device(config.device)
+        self.stop = StopRequest()
+        self.holding = holding(config)
+        parts = build(config, self.device, self.stop, holding=self.holding, head=head)
+        masks = told_masks(setup, dict(parts.model.named_parameters()))
+        self.parts = under(masks, parts) if masks else parts
+        self.engine = cache(self._engine)
+        self.layout = cache(self._layout)
+
+    def shard(self, client: int) -> torch.Tensor:
+        partition = self.parts.partition
+        if partition is None or client >= len(partition) or not len(partition.shard(client)):
+            raise FedlensError(f"Client {client} does not live on this node.")
+        return partition.shard(client)
+
+    @cached_property
+    def features(self) -> FeatureExamples:
+        """Of the training images as they are, whatever is trained on them."""
+        if isinstance(self.parts.train, FeatureExamples):
+            return self.parts.train
+        frozen = replace(
+            self.config,
+            head=replace(self.config.head, name="linear", freeze=False),
+            train=replace(self.config.train, what="head"),
+            augment=AugmentConfig(),
+            sparse=SparseConfig(),
+        )
+        known = build(frozen, self.device, self.stop, holding=self.holding).train
+        assert isinstance(known, FeatureExamples)
+        return known
+
+    @cached_property
+    def sources(self) -> Sources:
+        return Sources(self.config, self.parts, maskable_of(self.config, self.parts), self.stop)
+
+    def _engine(self, stage: str) -> Engine:
+        if stage == "head":
+            rules = head_rules(self.config, self.parts.precision)
+            seed = head_seed(self.config)
+            return Vectorised(self.features, rules, seed, torch.get_num_threads())
+        serial = replace(self.config, engine=replace(self.config.engine, name="serial"))
+        return choose_engine(serial, self.parts)[0]
+
+    def _layout(self, stage: str) -> Params:
+        model = self.parts.model
+        if stage == "head":
+            return dict(zip(NAMES, (model.head.weight, model.head.bias), strict=True))
+        if stage == "calibration":
+            return self.sources.candidates
+        return Packing(trained(model), self.parts.masks).layout
+
+
+class Node:
+    """`crowd.Host` for some clients; `desk` gives the same desk to the same setup."""
+
+    def __init__(self, clients: tuple[int, ...], world: Any, desk: Callable[[Setup], Desk]) -> None:
+        self.clients = clients
+        self.world = world
+        self.desk = desk
+
+    def introduction(self) -> dict[str, Any]:
+        return {"clients": list(self.clients), "world": self.world}
+
+    def layout(self, setup: Setup, stage: str) -> Params:
+        return self.desk(setup).layout(stage)
+
+    def train(
+        self, setup: Setup, work: Work, parameters: Params, correction: Params | None
+    ) -> Update:
+        desk = self.desk(setup)
+        shard = desk.shard(work.client)
+        task = Task(work.round, work.client, shard, work.steps, work.lr, correction)
+        return next(iter(desk.engine(work.stage).updates(parameters, [task])))
+
+    def statistics(self, setup: Setup, client: int) -> Statistics:
+        desk = self.desk(setup)
+        desk.shard(client)
+        assert desk.parts.partition is not None
+        return client_statistics(desk.features, desk.parts.partition, desk.parts.classes, client)
+
+    def sensitivity(
+        self, setup: Setup, client: int, number: int, parameters: Params
+    ) -> Sensitivity:
+        sources = self.desk(setup).sources
+        self.desk(setup).shard(client)
+        before = params.copy(sources.candidates)
+        params.assign(sources.candidates, parameters)
+        try:
+            return sources.client(client, number)
+        finally:
+            params.assign(sources.candidates, before)
+
+    def ballot(self, setup: Setup, client: int) -> Preference:
+        desk = self.desk(setup)
+        desk.shard(client)
+        return desk.sources.ballot(client)

@@ -1,0 +1,222 @@
+"""Certificates and keys for trying out a federation: who the SuperLink is, and who its nodes are.
+
+TLS with a small authority of our own (ca.crt signs server.pem), and one EC P-384 key per node in
+OpenSSH's format, which the SuperLink is told of. Development only: whoever holds ca.key can play
+the SuperLink, so in production lay files of your own authority in the same places.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedlens.errors import FedlensError
+from fedlens.files import replacing
+
+LIFETIME = timedelta(days=365)
+MARGIN = timedelta(days=7)  # less than this left is as good as expired
+SKEW = timedelta(hours=1)  # the clocks of two hosts may differ
+HERE = ("localhost", "127.0.0.1", "::1")  # the SuperLink's own processes reach it by these
+
+
+@dataclass(frozen=True)
+class Certificates:
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """What nodes and users trust; the one file that travels to other hosts."""
+        return self.folder / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        return self.folder / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        return self.folder / "server.key"
+
+
+def make_certificates(
+    folder: Path, hosts: Sequence[str] = (), *, renew: bool = False
+) -> Certificates:
+    """A development authority and a certificate of its own for `hosts`, names or IP addresses.
+
+    What is there is kept as long as it serves. `renew` makes all of it anew; nodes elsewhere then
+    need the new ca.crt.
+    """
+    found = Certificates(folder)
+    if folder.exists() and any(folder.iterdir()):
+        fault = _fault(found, hosts)
+        if fault is None and not renew:
+            return found
+        if not renew:
+            raise FedlensError(f"The certificates in {folder} {fault}: renew them.")
+        if found.authority.exists() and not found.authority_key.exists():
+            raise FedlensError(
+                f"The certificates in {folder} are of an authority whose key is not there: renew "
+                "them with that authority."
+            )
+    authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    name = _name("fedlens development authority")
+    authority = _authority(name, authority_key)
+    server = _server(hosts, name, authority_key, server_key)
+    with replacing(folder) as temporary:  # all four files or none
+        temporary.mkdir()
+        made = Certificates(temporary)
+        write_private(made.authority_key, _pem(authority_key))
+        write_private(made.server_key, _pem(server_key))
+        made.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+        made.server.write_bytes(server.public_bytes(Encoding.PEM))
+    return found
+
+
+def make_node_key(path: Path) -> None:
+    """The private key of a node at `path`, and its public key beside it in `path`.pub.
+
+    A key that is there is kept: the SuperLink knows the node by it.
+    """
+    if path.exists():
+        key = _node_key(path)
+    else:
+        key = ec.generate_private_key(ec.SECP384R1())
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        with replacing(path) as temporary:
+            write_private(temporary, secret)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    with replacing(path.with_name(f"{path.name}.pub")) as temporary:
+        temporary.write_bytes(public + b"\n")
+
+
+def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedlensError(
+            f"{path} is not the key of a node (EC, in OpenSSH's format, without a password): move "
+            "it away and a new one is made."
+        )
+    return key
+
+
+def _fault(found: Certificates, hosts: Sequence[str]) -> str | None:
+    """What keeps these certificates from serving `hosts`, in words; None if nothing does."""
+    needed = (found.authority, found.server, found.server_key)
+    if missing := [path.name for path in needed if not path.exists()]:
+        return f"lack {', '.join(missing)}"
+    try:
+        authority, server = (
+            x509.load_pem_x509_certificate(path.read_bytes())
+            for path in (found.authority, found.server)
+        )
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return "cannot be read"
+    end = min(authority.not_valid_after_utc, server.not_valid_after_utc)
+    if end < datetime.now(UTC) + MARGIN:
+        return f"are valid only until {end:%Y-%m-%d}"
+    if uncovered := [host for host in (*HERE, *hosts) if _general_name(host) not in names]:
+        return f"do not cover {', '.join(uncovered)}"
+    return None
+
+
+def _authority(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    usage = x509.KeyUsage(
+        key_cert_sign=True,
+        crl_sign=True,
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        _certificate(name, name, key, key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _server(
+    hosts: Sequence[str],
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    names = [_general_name(host) for host in dict.fromkeys((*HERE, *hosts))]
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    return (
+        _certificate(_name("fedlens SuperLink"), issuer, key, issuer_key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(purpose, critical=False)
+        .sign(issuer_key, hashes.SHA384())
+    )
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer_key: ec.EllipticCurvePrivateKey,
+) -> x509.CertificateBuilder:
+    """What both have in common; strict verifiers insist on the two identifiers."""
+    public, issuing = key.public_key(), issuer_key.public_key()
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuing), critical=False)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Nobody else may read the file, not even while it is being written."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)

@@ -1,0 +1,89 @@
+"""A tiny Flower app: the server does what its settings ask for and prints what it finds.
+
+As a program, it is a node's resident executor: `echo.py ADDRESS SECRET_FILE PARENT`.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+client = ClientApp()
+server = ServerApp()
+answered = 0
+
+
+@client.train()
+def double(message: Message, context: Context) -> Message:
+    """Twice the values; a value below zero is too much for it."""
+    global answered
+    values = message.content.array_records["arrays"]["values"].numpy()
+    if values[0] < 0:
+        raise ArithmeticError("there is nothing below zero")
+    answered += 1
+    told = {"pid": os.getpid(), "answered": answered, "text": context.run_config.get("text", "")}
+    arrays = ArrayRecord({"values": Array(2 * values)})
+    return Message(RecordDict({"arrays": arrays, "told": ConfigRecord(told)}), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    settings = context.run_config
+    print(json.dumps({"settings": dict(settings)}), flush=True)
+    if settings["plan"] == "fail":
+        raise ArithmeticError("the sums do not add up")
+    while settings["plan"] == "wait":
+        time.sleep(0.1)
+    asked = json.loads(str(settings["values"]))
+    for found in exchange(grid, _node(grid), asked) if asked else ():
+        print(json.dumps(found), flush=True)
+
+
+def exchange(grid: Grid, node: int, asked: list[list[float]]) -> list[dict[str, object]]:
+    """All at once; the answers in the order of the questions."""
+    outgoing = [
+        Message(
+            RecordDict({"arrays": ArrayRecord({"values": Array(np.array(values))})}),
+            dst_node_id=node,
+            message_type=MessageType.TRAIN,
+            ttl=60.0,
+        )
+        for values in asked
+    ]
+    sent = list(grid.push_messages(outgoing))
+    found: dict[str, dict[str, object]] = {}
+    until = time.monotonic() + 60
+    while len(found) < len(sent) and time.monotonic() < until:
+        for reply in grid.pull_messages([name for name in sent if name not in found]):
+            found[reply.metadata.reply_to_message_id] = _told(reply)
+        time.sleep(0.05)
+    return [found.get(name, {"error": "no answer came"}) for name in sent]
+
+
+def _told(reply: Message) -> dict[str, object]:
+    if reply.has_error():
+        return {"error": reply.error.reason}
+    values = reply.content.array_records["arrays"]["values"].numpy().tolist()
+    return {"values": values, **reply.content.config_records["told"]}
+
+
+def _node(grid: Grid) -> int:
+    for _ in range(300):
+        if nodes := list(grid.get_node_ids()):
+            return nodes[0]
+        time.sleep(0.1)
+    raise TimeoutError("no node came")
+
+
+if __name__ == "__main__":
+    from fedlens.federated.flower.executor import serve
+
+    address, secret, parent = sys.argv[1:]
+    path = Path(secret)
+    serve(client, runtime_api_address=address, secret_file=path, insecure=True, parent=int(parent))

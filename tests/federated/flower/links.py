@@ -1,0 +1,118 @@
+"""A SuperLink and a SuperNode on loopback, without TLS, with the resident executor of `echo`."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlens.federated.flower import submission
+from fedlens.federated.flower.submission import Connection, Ended, Submitted
+
+BIN = Path(sys.executable).parent
+NAME = "tests.federated.flower.echo"
+HERE = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Link:
+    connection: Connection
+    executor: int  # its process
+
+    def submit(self, **settings: str | int | float | bool) -> Submitted:
+        told = {"plan": "ask", "values": "[]", **settings}
+        refs = {"client_ref": f"{NAME}:client", "server_ref": f"{NAME}:server"}
+        return submission.submit(self.connection, settings=told, **refs)
+
+    def run(self, **settings: str | int | float | bool) -> tuple[Ended, list[str]]:
+        lines: list[str] = []
+        until = time.monotonic() + 90
+
+        def check() -> None:
+            assert time.monotonic() < until, lines
+
+        ended = submission.follow(self.submit(**settings), say=lines.append, check=check)
+        return ended, lines
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[Link]:
+    link, node = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    secret = folder / "secret"
+    secret.write_bytes(os.urandom(32))
+    frozen = "--disable-runtime-dependency-installation"
+    commands = {
+        "superlink": [BIN / "flower-superlink", "--insecure", frozen, *_at(link)],
+        "node": [
+            *(BIN / "flower-supernode", "--insecure", "--superlink", link, *_at(node)),
+            *("--isolation", "process", "--superexec-auth-secret-file", secret),
+        ],
+        "executor": [
+            sys.executable,
+            "-m",
+            "tests.federated.flower.echo",
+            node,
+            secret,
+            os.getpid(),
+        ],
+    }
+    surroundings = os.environ | {
+        "FLWR_HOME": str(folder),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "PYTHONPATH": str(HERE),
+    }
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for name, command in commands.items():
+            output = stack.enter_context((folder / f"{name}.log").open("w"))
+            processes[name] = subprocess.Popen(
+                [str(word) for word in command],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=surroundings,
+                cwd=folder,
+                start_new_session=True,
+            )
+            stack.callback(_end, processes[name])
+        _reachable(link)
+        yield Link(Connection(link, insecure=True), processes["executor"].pid)
+
+
+def _at(address: str) -> list[str]:
+    host, port = address.split(":")
+    return ["--host", host, "--port", port]
+
+
+def _reachable(address: str, seconds: float = 60.0) -> None:
+    host, port = address.split(":")
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < until, f"nobody listens at {address}"
+            time.sleep(0.1)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Politely, then its whole group at once."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(5)
