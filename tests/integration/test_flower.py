@@ -31,6 +31,8 @@ from fedlens.experiments.holding import deal, world
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.run import start
 from fedlens.experiments.signals import Interrupted, StopRequest
+from fedlens.experiments.trained_head import head_seed
+from fedlens.federated import sampling
 from fedlens.federated.client import Task, Update
 from fedlens.federated.crowd import Setup, Work
 from fedlens.federated.engines import Serial
@@ -429,6 +431,21 @@ def test_a_sum_that_lacks_a_clients_part_is_not_taken_and_the_client_named(
     with pytest.raises(FedlensError, match="Client 3 ") as ended:
         start(config, grid=grid)
     assert why in str(ended.value)
+
+
+def test_a_head_is_not_trained_without_a_client_it_needs(
+    tmp_path: Path, deployed: Deployed
+) -> None:
+    alone = experiment(tmp_path / "runs", *QUICK, "head=trained", "head.steps=2")
+    config = over_flower(alone)
+    missing = sampling.cohort(head_seed(config), 1, clients=5, size=3)[1]
+    harm, why = SPOILED["an error"]
+    grid = deployed(config, spoiling(harm, stage="head", client=missing))
+    with pytest.raises(FedlensError, match=f"Client {missing} did not train the head") as ended:
+        start(config, grid=grid)
+    assert why in str(ended.value)
+    grid.spoil = None
+    assert facts(start(config, grid=grid)) == facts(start(alone))
 
 
 def test_a_setup_damaged_on_a_nodes_disk_is_sent_again(

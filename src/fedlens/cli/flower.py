@@ -1,5 +1,6 @@
 """`fedlens flower`: deal the data, make keys, and start a federation's SuperLink and nodes."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -158,7 +159,7 @@ def up(
 
     require()
     from fedlens.experiments import deployment
-    from fedlens.experiments.compose import command, compose
+    from fedlens.experiments.compose import compose
     from fedlens.experiments.holding import deal
     from fedlens.experiments.signals import listening
 
@@ -177,7 +178,7 @@ def up(
                 return
             out.print(
                 f"{nodes} nodes are connected. In another terminal:\n\n"
-                f"    {' '.join(command(config))}\n",
+                f"    {shlex.join(['fedlens', 'run', experiment, *words])}\n",
                 **PLAIN,
             )
             deployment.watch(children, stop, _say)

@@ -17,13 +17,17 @@ from fedlens.experiments import compose
 from fedlens.experiments.config import Config
 from fedlens.experiments.flower import SERVER_SHARD
 from fedlens.experiments.signals import StopRequest
-from fedlens.federated.flower.child import Child
+from fedlens.federated.flower.child import COLOURS, Child
 from fedlens.federated.flower.credentials import make_certificates, make_node_key
 from fedlens.federated.flower.processes import SuperLink, SuperNode, register
 from fedlens.federated.flower.submission import Connection, follow, submit
 
 CONNECTED = "is connected to"  # what a node says once it is
+NOT_TAKEN = "Failed to activate SuperNode"  # Flower's words for an unknown key, or one in use
+AFTERLIFE = 90.0  # seconds for which a node that was killed may count as online
+RETRY = 5.0
 PATIENCE = 120.0  # seconds that a process has to come up
+LOST = 60.0  # seconds after which a SuperLink that does not answer is given up
 LOOK = 0.3  # seconds between two looks at logs and processes
 
 log = logging.getLogger(__name__)
@@ -65,10 +69,8 @@ def serve_node(
     from fedlens.experiments.flower_apps import client
     from fedlens.federated.flower.executor import serve
 
-    with SuperNode(
-        folder, name, connection=connection, shard=shard, reconnect=reconnect
-    ) as supernode:
-        supernode.wait_until_ready(patience=PATIENCE)
+    start = partial(SuperNode, folder, name, connection=connection, shard=shard)
+    with _accepted(partial(start, reconnect=reconnect), stop) as supernode:
         log.info("%s %s %s", name, CONNECTED, connection.address)
 
         def over() -> bool:
@@ -83,6 +85,27 @@ def serve_node(
             insecure=True,  # on this host alone, and with a secret
             stop=over,
         )
+
+
+def _accepted(start: Callable[[], SuperNode], stop: StopRequest) -> SuperNode:
+    """A SuperNode that the SuperLink has taken; after a kill its old self counts for a minute."""
+    until = time.monotonic() + AFTERLIFE
+    while True:
+        supernode = start()
+        try:
+            supernode.wait_until_ready(patience=PATIENCE)
+            return supernode
+        except FedlensError:
+            refused = NOT_TAKEN in supernode.said()
+            supernode.close()
+            stop.check()
+            if not refused or time.monotonic() > until:
+                raise
+            log.info("the SuperLink does not take this node yet: trying again")
+            time.sleep(RETRY)
+        except BaseException:
+            supernode.close()
+            raise
 
 
 @contextmanager
@@ -143,6 +166,8 @@ def run_by_superlink(config: Config, stop: StopRequest, say: Callable[[str], Non
         client_ref="fedlens.experiments.flower_apps:client",
         server_ref="fedlens.experiments.flower_apps:server",
     )
-    ended = follow(submitted, say=say, check=stop.check)
+    plain = lambda line: say(COLOURS.sub("", line))  # noqa: E731
+    ended = follow(submitted, say=plain, check=stop.check, patience=LOST)
     if ended.status != "completed":
-        raise FedlensError(ended.detail or f"Flower's run was {ended.status}.")
+        why = ended.detail.removeprefix("ServerApp failed with exception: ")
+        raise FedlensError(why or f"Flower's run was {ended.status}.")

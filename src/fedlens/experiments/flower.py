@@ -1,7 +1,7 @@
 """Clients by Flower, as a config asks for them: in a simulation, or on the nodes of a SuperLink."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedlens.experiments.holding import Holding, of_server, world
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated.crowd import Crowd
 from fedlens.federated.flower import require
+from fedlens.federated.sampling import cohort_size
 from fedlens.threads import available
 
 if TYPE_CHECKING:
@@ -39,12 +40,17 @@ def opened_crowd(
 ) -> Iterator[tuple[Crowd | None, Holding | None]]:
     """The clients elsewhere and the data here; neither, where this process plays all clients."""
     if config.engine.name == "flower_simulation":
-        with _simulation(config) as found:
-            yield _crowd(config, found, None, stop), None
+        with _simulation(config) as (found, healthy):
+
+            def check() -> None:
+                stop.check()
+                healthy()
+
+            yield _crowd(config, found, None, check), None
     elif config.engine.name == "flower":
         assert grid is not None
         shard = _server_shard(config)
-        yield _crowd(config, grid, identity(shard), stop), of_server(shard)
+        yield _crowd(config, grid, identity(shard), stop.check), of_server(shard)
     else:
         yield None, None
 
@@ -54,11 +60,13 @@ def identity(shard: NodeShard | ServerShard) -> dict[str, Any]:
     return {"of": shard.of, "deal": shard.deal}
 
 
-def _crowd(config: Config, grid: "Grid", world: dict[str, Any] | None, stop: StopRequest) -> Crowd:
+def _crowd(
+    config: Config, grid: "Grid", world: dict[str, Any] | None, check: Callable[[], None]
+) -> Crowd:
     from fedlens.federated.flower.engine import FlowerCrowd
     from fedlens.federated.flower.fleet import Fleet
     from fedlens.federated.flower.privacy import CLIPPING_NORM
-    from fedlens.federated.flower.secure import SecureSettings
+    from fedlens.federated.flower.secure import SecureSettings, refuse_cohort
 
     assert config.federated.clients is not None
     fleet = Fleet(
@@ -66,20 +74,21 @@ def _crowd(config: Config, grid: "Grid", world: dict[str, Any] | None, stop: Sto
         clients=config.federated.clients,
         world=world,
         deadline=config.engine.deadline,
-        check=stop.check,
+        check=check,
     )
     fleet.gather()
     told, extra, sealed = config.privacy, {}, None
     if told.name == "central":
         extra = {CLIPPING_NORM: told.clip_norm}
     if told.secure:
+        refuse_cohort(cohort_size(config.federated.clients, config.federated.participation))
         heaviest = 1 if told.name == "central" else None
         sealed = SecureSettings(told.reach, deadline=config.engine.deadline, heaviest=heaviest)
     return FlowerCrowd(fleet, extra, sealed)
 
 
 @contextmanager
-def _simulation(config: Config) -> Iterator["Grid"]:
+def _simulation(config: Config) -> Iterator[tuple["Grid", Callable[[], None]]]:
     require()
     from fedlens.experiments import flower_apps
     from fedlens.federated.flower.simulation import simulated
@@ -94,8 +103,8 @@ def _simulation(config: Config) -> Iterator["Grid"]:
         actors=actors,
         threads=threads,
         gpus=gpus / actors,
-    ) as grid:
-        yield grid
+    ) as found:
+        yield found
 
 
 def _server_shard(config: Config) -> ServerShard:

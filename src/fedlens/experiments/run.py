@@ -278,9 +278,10 @@ def _federation(config: Config) -> dict[str, Any]:
 
 def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device) -> None:
     """Adds this session to the manifest; refuses to go on with other data or weights."""
+    by_superlink = config.engine.name == "flower"  # whose own command says nothing to a reader
     session = manifest.session(
         device,
-        command=compose.command(config) if config.engine.name == "flower" else None,
+        command=[*compose.command(config), "engine=flower"] if by_superlink else None,
         packages=FLOWER_PACKAGES.get(config.engine.name, ()),
     )
     signed = folder.manifest or {

@@ -69,6 +69,11 @@ def trained_head(
                 for client in cohort
             ]
             for answer in engine.updates(globally.parameters, tasks):
+                if not answer.parameters:
+                    raise FedlensError(
+                        f"Client {answer.task.client} did not train the head in its round {number} "
+                        f"({answer.fault}): see to its node, then run the same command again."
+                    )
                 if not gathering.add(answer):
                     raise FedlensError(
                         f"The head diverged in round {number} of its training: lower head.lr."

@@ -18,7 +18,7 @@ from fedlens.errors import FedlensError
 from fedlens.federated.crowd import Setup
 from fedlens.federated.flower import fleet as module
 from fedlens.federated.flower import messages
-from fedlens.federated.flower.fleet import INTRODUCTION, SILENCE, Fleet, Missing
+from fedlens.federated.flower.fleet import GATHERING, INTRODUCTION, SILENCE, Fleet, Missing
 from fedlens.federated.flower.messages import CONFIG, SETUP, UNPREPARED
 from tests.federated.flower.inprocess import delivered
 
@@ -172,7 +172,9 @@ def test_messages_live_no_longer_than_their_deadline(clock: Clock) -> None:
     ships = fleet(clock, {0: Script([0])}, clients=1)
     ships.gather()
     ask(ships, 0)
-    assert all(message.metadata.ttl <= DEADLINE for _, _, message in ships.grid.sent)  # type: ignore[attr-defined]
+    introduction, question = (message for _, _, message in ships.grid.sent)  # type: ignore[attr-defined]
+    assert introduction.metadata.ttl <= GATHERING
+    assert question.metadata.ttl <= DEADLINE
 
 
 def test_a_node_that_fails_says_why(clock: Clock) -> None:
@@ -243,9 +245,17 @@ def test_gathering_waits_for_those_who_are_to_come(clock: Clock) -> None:
 
 def test_gathering_says_whom_nobody_hosts(clock: Clock) -> None:
     ships = fleet(clock, {0: Script([0, 1]), 1: Script([2])})
-    with pytest.raises(FedlensError, match=r"1 of 4 clients .* 100 s \(3\): start their nodes"):
+    with pytest.raises(FedlensError, match=r"1 of 4 clients .* 120 s \(3\): start their nodes"):
         ships.gather()
-    assert clock.now == pytest.approx(1000 + DEADLINE, abs=2)
+    assert clock.now == pytest.approx(1000 + GATHERING, abs=2)
+
+
+def test_a_short_deadline_is_for_answers_and_not_for_programs_that_start(clock: Clock) -> None:
+    ships = fleet(clock, {0: Script([0], slowness=50)}, clients=1)
+    ships.deadline = 5.0
+    ships.gather()
+    assert clock.now == pytest.approx(1050, abs=1)
+    assert ships.grid.asked("introduce") == 1  # type: ignore[attr-defined]
 
 
 def test_many_missing_clients_are_counted_rather_than_listed(clock: Clock) -> None:
@@ -325,7 +335,7 @@ def test_a_node_that_is_never_prepared_is_told_once_and_given_up(clock: Clock) -
     began = clock.now
     assert ask(ships, 0, 1) == {0: "its node does not keep what it is told", 1: "1"}
     assert clock.now - began < 1
-    assert ships.grid.asked("statistics", 0) == 2  # type: ignore[attr-defined]
+    assert ships.grid.asked("statistics", 0) == 1  # type: ignore[attr-defined]
 
 
 NO_WORD: dict[str, Answer] = {
@@ -385,7 +395,7 @@ def test_a_node_mended_after_a_failure_is_welcome(clock: Clock) -> None:
     assert ask(ships, 0) == {0: "0"}
 
 
-def test_a_silent_node_is_asked_again_after_the_deadline(clock: Clock) -> None:
+def test_a_silent_node_is_asked_again_in_the_end(clock: Clock) -> None:
     scripts = {0: Script([0], introduces=NO_WORD["silence"])}
     ships = fleet(clock, scripts, clients=1)
     with pytest.raises(FedlensError, match="1 of 1 clients"):

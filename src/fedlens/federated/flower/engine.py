@@ -13,7 +13,7 @@ from fedlens.federated.engines import Engine
 from fedlens.federated.flower import messages
 from fedlens.federated.flower.fleet import Fleet, Missing
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, Garbled
-from fedlens.federated.flower.secure import SecureSettings, secure_round
+from fedlens.federated.flower.secure import FEWEST, SecureSettings, secure_round
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
@@ -44,11 +44,7 @@ class FlowerEngine:
             if not update.parameters:
                 silent[client] = str(update.fault).rstrip(".")
             if len(silent) == len(tasks):
-                raise FedlensError(
-                    f"None of the {len(tasks)} clients of round {task.round} gave an update "
-                    f"({next(iter(silent.values()))}): see to the nodes, then run the same command "
-                    "again; the rounds before are saved."
-                )
+                raise _nobody(tasks, next(iter(silent.values())))
             yield update
 
     def close(self) -> None:
@@ -73,11 +69,17 @@ class SecureEngine:
             for client, reply in self.fleet.ask(MessageType.QUERY, ready)
         }
         present = {self.fleet.host[t.client]: t for t in tasks if faults[t.client] is None}
+        if tasks and not present:
+            raise _nobody(tasks, str(faults[tasks[0].client]))
         if len(present) < len(tasks) - sum(fault is not None for fault in faults.values()):
             raise FedlensError(
                 "Secure aggregation hides a node's clients from the server only if each has one: "
                 "deal the data to as many nodes as there are clients."
             )
+        if len(present) < FEWEST:
+            for task in tasks:
+                yield messages.lost(task, faults[task.client] or "too few clients to hide among")
+            return
         shared = messages.vector(parameters)
         contents = {
             node: messages.work(task, self.stage, shared, self.extra)
@@ -172,6 +174,15 @@ class FlowerCrowd:
                     "node, then run the same command again."
                 )
             yield client, reply
+
+
+def _nobody(tasks: Sequence[Task], why: str) -> FedlensError:
+    """Without this, a federation that has fallen silent would play its rounds to the end."""
+    return FedlensError(
+        f"None of the {len(tasks)} clients of round {tasks[0].round} gave an update "
+        f"({why.rstrip('.')}): see to the nodes, then run the same command again; the rounds "
+        "before are saved."
+    )
 
 
 def _arrays(client: int, reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:

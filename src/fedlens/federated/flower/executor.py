@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,10 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    pull_and_inflate_object_from_tree,
+)
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
@@ -42,7 +46,8 @@ from fedlens.errors import FedlensError
 
 SIGNED = frozenset({"/flwr.proto.Runtime/AcquireTask"})  # asked with the secret, the rest by token
 SOON = 0.02  # seconds, between two looks for what is already on its way
-AWAITED = 30.0  # seconds, for a message whose task is there
+LATE = 2.0  # seconds, after which it is asked whether it will come at all
+AWAITED = 600.0  # seconds, for a message whose task is there: it may be long, and the line slow
 
 log = logging.getLogger(__name__)
 
@@ -91,30 +96,50 @@ def serve(
         ),
     )
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    tokens: deque[str] = deque()
     with connect(signed) as asking:
+
+        def announced() -> bool:
+            """Whether a task is there that nobody has begun."""
+            if token := asking.AcquireTask(wanted).token:
+                tokens.append(token)
+            return bool(tokens)
+
         while not stop():
             try:
-                token = asking.AcquireTask(wanted).token
+                if not tokens and not announced():
+                    time.sleep(poll)
+                    continue
             except httpx.HTTPError as error:
                 if stop():
                     return
                 raise FedlensError(_lost(runtime_api_address, error, patience)) from error
-            if not token:
-                time.sleep(poll)
-                continue
-            with connect([RuntimeTokenHttpInterceptor(token)]) as client:
+            with connect([RuntimeTokenHttpInterceptor(tokens.popleft())]) as client:
                 try:
-                    _answer(client_app, client)
+                    _answer(client_app, client, announced)
                 except Exception:  # the SuperNode says of a task without heartbeats that it failed
                     log.exception("a message could not be taken or its answer not be given")
 
 
-def _answer(client_app: ClientApp, client: RuntimeHttpClient) -> None:
+class _Dropped(Exception):
+    """A task whose message will never come."""
+
+
+def _answer(
+    client_app: ClientApp, client: RuntimeHttpClient, announced: Callable[[], bool]
+) -> None:
     """One message and its reply; whatever the app raises is an error reply."""
     heartbeats = HeartbeatSender(partial(_beat, client))
     heartbeats.start()
     try:
-        message, context = _pull(client)
+        context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
+        try:
+            message = _message(client, context, announced)
+        except _Dropped as reason:
+            # A task left without a word would be answered by the SuperNode, in another's place.
+            push_task_output(client, context, SubStatus.FAILED, str(reason))
+            log.info("%s", reason)
+            return
         try:
             reply = client_app(message=message, context=context)
             status, why = SubStatus.COMPLETED, ""
@@ -128,31 +153,43 @@ def _answer(client_app: ClientApp, client: RuntimeHttpClient) -> None:
         heartbeats.stop()
 
 
-def _pull(client: RuntimeHttpClient) -> tuple[Message, Context]:
-    """As Flower's own, but ready to be earlier than the message.
+def _message(client: RuntimeHttpClient, context: Context, announced: Callable[[], bool]) -> Message:
+    """As Flower's own, but ready to be earlier than the message, or than all of it.
 
     A SuperNode announces a task before it has stored, or even received, what the task is about. A
-    process that is yet to start never notices; one that waits for tasks does.
+    process that is yet to start never notices; one that waits for tasks does. If the run ends
+    meanwhile the SuperNode forgets the message, though not the task; it works on one at a time, so
+    when another is announced this one is no more.
     """
-    context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
-    until = time.monotonic() + AWAITED
+    begun = time.monotonic()
+
+    def wait(seconds: float) -> None:
+        waited = time.monotonic() - begun
+        if waited > AWAITED or (waited > LATE and announced()):
+            raise _Dropped("a message was dropped on its way: its run has ended")
+        time.sleep(seconds)
+
     while not (found := client.PullMessages(PullAppMessagesRequest())).messages_list:
-        if time.monotonic() > until:
-            raise TimeoutError(f"the message of a task did not come within {AWAITED:g} s")
-        time.sleep(SOON)
+        wait(SOON)
     tree = found.message_object_trees[0]
     whose = Node(node_id=context.node_id), context.run_id
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        make_pull_object_fn_protobuf(client.PullObject, *whose),
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, *whose),
-        return_type=Message,
-        max_tries_per_object=None,
-        initial_backoff=SOON,
-        backoff_cap=0.5,
-    )
+    while True:
+        try:
+            message = pull_and_inflate_object_from_tree(
+                tree,
+                make_pull_object_fn_protobuf(client.PullObject, *whose),
+                make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, *whose),
+                return_type=Message,
+                max_time=LATE,
+                max_tries_per_object=None,
+                initial_backoff=SOON,
+                backoff_cap=0.5,
+            )
+            break
+        except ObjectPullError:
+            wait(SOON)
     message.metadata.__dict__["_message_id"] = tree.object_id  # which does not travel inside it
-    return message, context
+    return message
 
 
 def _end_with(parent: int) -> None:

@@ -21,6 +21,8 @@ from fedlens.federated.flower.messages import CONFIG, UNPREPARED, Garbled
 
 POLL = 0.1  # seconds between two looks for answers
 ROLL_CALL = 1.0  # seconds between two looks at who is connected, while some are missing
+GATHERING = 120.0  # seconds that nodes have at least before a run begins: they may just start
+GRACE = 5.0  # seconds that a message outlives its question, so that we are the first to give up
 INTRODUCTION = 30.0  # seconds a round waits for the word of a node that may host who is missing
 SILENCE = 60.0  # seconds before a node that could not introduce itself is asked again
 
@@ -53,19 +55,21 @@ class Fleet:
         self.setup: Setup | None = None
         self.hosted: dict[int, tuple[int, ...]] = {}  # node → clients
         self.host: dict[int, int] = {}  # client → node
+        self.prepared: dict[int, str] = {}  # node → the setup it was sent last
         self.unheard: dict[str, int] = {}  # introductions asked for: message → node
         self.since: dict[int, float] = {}  # node → when it was first asked for one
         self.again: dict[int, float] = {}  # node → when it is asked again
 
     def gather(self) -> None:
         """Waits until every client is hosted by somebody."""
-        until = time.monotonic() + self.deadline
+        patience = max(self.deadline, GATHERING)
+        until = time.monotonic() + patience
         said = -1
         while absent := self._absent(range(self.clients)):
             if time.monotonic() > until:
                 raise FedlensError(
                     f"{len(absent)} of {self.clients} clients were hosted by no connected node for "
-                    f"{self.deadline:g} s ({_some(absent)}): start their nodes, then run the same "
+                    f"{patience:g} s ({_some(absent)}): start their nodes, then run the same "
                     "command again."
                 )
             if len(absent) != said:
@@ -81,11 +85,12 @@ class Fleet:
             lost = [client for client, node in self.host.items() if node == gone]
             log.warning("node %d, which hosts clients %s, is gone", gone, _some(lost))
             del self.hosted[gone]
+            self.prepared.pop(gone, None)
         now = time.monotonic()
         strangers = connected - self.hosted.keys()
         new = sorted(node for node in strangers if now >= self.again.get(node, now))
         waited = strangers - set(new)
-        until = now + self.deadline
+        until = now + max(self.deadline, GATHERING)
         self.unheard = {name: node for name, node in self.unheard.items() if node in waited}
         self.since = {node: self.since.get(node, now) for node in strangers}
         self.again = {node: self.again[node] for node in waited} | dict.fromkeys(new, until)
@@ -128,9 +133,10 @@ class Fleet:
         until = time.monotonic() + self.deadline
         answers: dict[int, RecordDict | Missing] = {}
         waiting: dict[str, int] = {}  # message → client
-        told: set[int] = set()  # whose node was sent the setup
         nodes = {client: self.host.get(client) for client in contents}
-        self._push(kind, contents, nodes, until, waiting, answers)
+        told = self._strangers(nodes)  # whose message brings the setup
+        whole = {k: self._with_setup(c) if k in told else c for k, c in contents.items()}
+        self._push(kind, whole, nodes, until, waiting, answers)
         for key in contents:
             while key not in answers:
                 self._listen(waiting, answers)
@@ -138,8 +144,7 @@ class Fleet:
                 forgetful = Missing("its node does not keep what it is told")
                 answers |= dict.fromkeys(again & told, forgetful)
                 if new := again - told:
-                    assert self.setup is not None
-                    whole = {k: messages.attached(contents[k], self.setup) for k in sorted(new)}
+                    whole = {k: self._with_setup(contents[k]) for k in sorted(new)}
                     for k in new:
                         del answers[k]
                     self._push(kind, whole, nodes, until, waiting, answers)
@@ -152,6 +157,20 @@ class Fleet:
                     self._sleep(POLL)
             yield key, answers.pop(key)
 
+    def _strangers(self, nodes: Mapping[int, int | None]) -> set[int]:
+        """The first client of each node that has not been sent the setup yet; now it will be."""
+        assert self.setup is not None
+        first: set[int] = set()
+        for client, node in nodes.items():
+            if node is not None and self.prepared.get(node) != self.setup.digest:
+                self.prepared[node] = self.setup.digest
+                first.add(client)
+        return first
+
+    def _with_setup(self, content: RecordDict) -> RecordDict:
+        assert self.setup is not None
+        return messages.attached(content, self.setup)
+
     def _push(
         self,
         kind: str,
@@ -161,7 +180,7 @@ class Fleet:
         waiting: dict[str, int],
         answers: dict[int, RecordDict | Missing],
     ) -> None:
-        left = max(1.0, until - time.monotonic())
+        left = max(0.0, until - time.monotonic()) + GRACE
         outgoing: list[Message] = []
         keys: list[int] = []
         for key, content in contents.items():

@@ -37,7 +37,7 @@ def vector(tensors: Params) -> ArrayRecord:
 def tensors(record: ArrayRecord, like: Params) -> dict[str, torch.Tensor]:
     """The inverse of `vector`, for tensors of the layout of `like`; they are its own."""
     try:
-        flat = torch.from_numpy(record[VALUES].numpy().copy())
+        flat = torch.from_numpy(record[VALUES].numpy())
     except Exception as error:  # numpy names no type for damaged bytes: EOFError, BadZipFile, …
         raise Garbled(f"its values cannot be read ({error})") from error
     sizes = [value.numel() for value in like.values()]

@@ -1,0 +1,167 @@
+"""A real federation on loopback: SuperLink, two SuperNodes with shards of their own, TLS, keys.
+
+And Flower's simulation on Ray. Both give the bits of one process; whatever happens to a node or to
+the SuperLink, the run ends, or goes on later, and says who was missing.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlens[flower]'")
+
+from fedlens.errors import FedlensError
+from fedlens.experiments import deployment
+from fedlens.experiments.compose import compose
+from fedlens.experiments.config import Config, run_name
+from fedlens.experiments.holding import deal
+from fedlens.experiments.records import RunFolder
+from fedlens.experiments.run import start
+from fedlens.federated.flower.child import Child
+from fedlens.federated.flower.processes import SuperLink
+from tests.integration.conftest import TINY, facts
+
+EXPERIMENT = "quickstart_fedavg"
+DEADLINE = 20.0  # seconds: far more than a round takes, and what a missing node costs
+WORLD = [
+    *TINY,
+    *("federated.clients=4", "federated.participation=1.0", "federated.local_steps=2"),
+    *("train.batch_size=16", "engine.threads_per_client=1"),
+]
+# Statistics, scores of clients, and values at masks' positions go over the wire.
+STUDY = [
+    *("head=ridge", "head.freeze=true", "federated.rounds=2"),
+    *("sparse.density=0.2", "sparse.rounds=1", "sparse.source=clients", "sparse.examples=4"),
+]
+
+
+@dataclass
+class Federation:
+    root: Path
+    stack: ExitStack
+    children: dict[str, Child] = field(default_factory=dict)
+
+    def words(self, *words: str, engine: str, runs: str) -> tuple[list[str], Config]:
+        told = [
+            *(*WORLD, *words, f"engine.name={engine}", f"engine.deadline={DEADLINE}"),
+            *(f"engine.federation={self.root / 'federation'}", f"run.root={self.root / runs}"),
+        ]
+        return told, compose(EXPERIMENT, told)
+
+    def config(self, *words: str, engine: str, runs: str) -> Config:
+        return self.words(*words, engine=engine, runs=runs)[1]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        made = Federation(tmp_path_factory.mktemp("flower"), stack)
+        folder = made.root / "federation"
+        patch.setenv("FEDLENS_CACHE", str(made.root / "cache"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        deal(made.config(engine="flower", runs="flower"), folder, 2)
+        made.children = stack.enter_context(
+            deployment.local_federation(
+                folder, 2, address="127.0.0.1:0", insecure=False, say=lambda line: None
+            )
+        )
+        yield made
+
+
+def folder_of(config: Config) -> RunFolder:
+    return RunFolder(Path(config.run.root) / run_name(config))
+
+
+def when_played(config: Config, rounds: int, do: Callable[[], None]) -> threading.Thread:
+    """Does it in a thread, as soon as so many rounds are on record."""
+
+    def wait() -> None:
+        until = time.monotonic() + 240
+        while time.monotonic() < until:
+            journal = folder_of(config).journal("metrics")
+            if journal.path.exists() and len(list(journal.read())) >= rounds:
+                return do()
+            time.sleep(0.1)
+        return None
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_simulation_and_deployment_give_the_bits_of_one_process(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = federation.config(*STUDY, engine="serial", runs="serial")
+    # What one has computed no other may find; SuperLink and nodes have a cache of their own.
+    monkeypatch.setenv("FEDLENS_CACHE", str(federation.root / "cache-serial"))
+    expected = facts(start(config))
+    words, config = federation.words(*STUDY, engine="flower_simulation", runs="simulation")
+    monkeypatch.setenv("FEDLENS_CACHE", str(federation.root / "cache-simulation"))
+    command = [str(Path(sys.executable).with_name("fedlens")), "run", EXPERIMENT, *words]
+    subprocess.run(command, check=True, timeout=240)  # Ray leaves things behind in its process
+    assert facts(folder_of(config)) == expected
+    deployed = start(federation.config(*STUDY, engine="flower", runs="flower"))
+    assert facts(deployed) == expected
+    manifest = deployed.manifest
+    assert manifest is not None
+    assert "token" not in manifest["sessions"][0]["command"]  # of Flower's own process
+
+
+def test_a_superlink_restarted_goes_on_with_the_run(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = start(
+        federation.config("federated.rounds=4", engine="serial", runs="undisturbed")
+    )
+    config = federation.config("federated.rounds=4", engine="flower", runs="restarted")
+    monkeypatch.setattr(deployment, "LOST", 3.0)
+    link = federation.children["superlink"]
+    assert isinstance(link, SuperLink)
+    killer = when_played(config, 2, link.close)
+    with pytest.raises(FedlensError, match="does not answer"):
+        start(config)
+    killer.join(30)
+    assert folder_of(config).result is None
+    folder = federation.root / "federation"
+    federation.children["superlink"] = federation.stack.enter_context(
+        deployment.superlink(folder, address=link.connection.address, insecure=False)
+    )
+    assert facts(start(config)) == facts(undisturbed)
+    sessions = (folder_of(config).manifest or {})["sessions"]
+    assert len(sessions) == 2
+
+
+def test_a_node_that_is_slow_or_killed_is_missed_and_named(federation: Federation) -> None:
+    config = federation.config("federated.rounds=4", engine="flower", runs="faults")
+    node = federation.children["node-1"]
+    wakes: list[threading.Thread] = []
+
+    def freeze() -> None:
+        os.kill(node.pid, signal.SIGSTOP)
+        wakes.append(when_played(config, 2, lambda: os.kill(node.pid, signal.SIGCONT)))
+
+    freezer = when_played(config, 1, freeze)
+    killer = when_played(config, 3, lambda: os.kill(node.pid, signal.SIGKILL))
+    found = start(config)
+    for thread in (freezer, *wakes, killer):
+        thread.join(30)
+    records = {record["round"]: record for record in found.journal("metrics").read()}
+    assert found.state() == "finished"
+    assert all(record["participants"] == [0, 1, 2, 3] for record in records.values())
+    for number in (2, 4):  # while it was frozen, and after it was killed
+        assert records[number]["clients"] == [0, 1]
+        assert records[number]["rejected"].keys() == {"2", "3"}
+    assert f"within {DEADLINE:g} s" in records[2]["rejected"]["2"]
+    for number in (1, 3):
+        assert records[number]["clients"] == [0, 1, 2, 3]
