@@ -7,7 +7,6 @@ through a relay that counts. Run: python benchmarks/engines.py [KEY=VALUE ...]
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -17,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +27,6 @@ from fedlens.experiments.compose import compose
 from fedlens.experiments.config import Config
 from fedlens.experiments.holding import deal
 from fedlens.experiments.signals import Interrupted
-from fedlens.federated.flower.child import Child
 from played import Played, counted, played
 from side_by_side import print_verdict
 from wiretap import Traffic, Wiretap
@@ -74,33 +71,24 @@ def configured(told: argparse.Namespace, root: Path, name: str, words: Sequence[
 @contextmanager
 def deployed(folder: Path, nodes: int) -> Iterator[Wiretap]:
     """SuperLink and nodes, who meet at the relay; all are gone afterwards."""
-    names = [f"node-{number}" for number in range(nodes)]
-    deployment.credentials(folder, names, ["127.0.0.1"], renew=False)
-    fedlens = str(Path(sys.executable).with_name("fedlens"))
+    taps: list[Wiretap] = []
+
+    def through(address: str) -> str:
+        taps.append(stack.enter_context(Wiretap(address)))
+        return taps[0].address
+
     with ExitStack() as stack:
-        link = stack.enter_context(
-            deployment.superlink(folder, address="127.0.0.1:0", insecure=False)
-        )
-        tap = stack.enter_context(Wiretap(link.connection.address))
-        where = ["--federation", str(folder), "--superlink", tap.address]
-        children = [
-            stack.enter_context(
-                Child(
-                    f"The node {name}",
-                    [fedlens, "flower", "node", name, *where],
-                    log=folder / "logs" / f"{name}-work.log",
-                    environment=dict(os.environ),
-                )
+        stack.enter_context(
+            deployment.local_federation(
+                folder,
+                nodes,
+                address="127.0.0.1:0",
+                insecure=False,
+                say=lambda line: None,
+                through=through,
             )
-            for name in names
-        ]
-        for child in children:
-            child.wait(partial(_connected, child), patience=deployment.PATIENCE)
-        yield tap
-
-
-def _connected(child: Child) -> bool:
-    return deployment.CONNECTED in child.said()
+        )
+        yield taps[0]
 
 
 class Measurements:

@@ -306,7 +306,7 @@ def test_what_is_not_ours_is_neither_replaced_nor_read(
         written(tmp_path, whole())
     assert content(tmp_path) == before
     for read in (shards.read_node, shards.read_server):
-        with pytest.raises(FedlensError, match=f"flower partition … --out {tmp_path}'"):
+        with pytest.raises(FedlensError, match=f"flower partition … --federation {tmp_path}'"):
             read(tmp_path / name)
 
 

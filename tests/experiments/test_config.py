@@ -113,6 +113,13 @@ from fedlens.experiments.validate import validate
         ("algorithm.server_momentum=1", r"algorithm.server_momentum must lie in \[0, 1\)"),
         ("algorithm.server_beta2=1", r"algorithm.server_beta2 must lie in \[0, 1\)"),
         ("algorithm.server_tau=0", "algorithm.server_tau must be positive"),
+        ("privacy.name=centrall", "did you mean 'central'"),
+        ("privacy.clip_norm=0", "privacy.clip_norm must be positive"),
+        ("privacy.noise_multiplier=inf", "privacy.noise_multiplier must be positive and finite"),
+        ("privacy.epsilon=1", "privacy.epsilon, of one release, must lie between 0 and 1"),
+        ("privacy.delta=0", "privacy.delta must lie between 0 and 1"),
+        ("privacy.reach=0", "privacy.reach must be positive"),
+        ("privacy.secure=true", "privacy goes through Flower"),
     ],
 )
 def test_bad_overrides_are_one_sentence(override: str, complaint: str) -> None:
@@ -256,6 +263,26 @@ def test_the_names_a_config_knows_are_the_rows_of_the_tables() -> None:
         (validate_module.VOTES, voting.VOTES),
     ]:
         assert set(names) == set(table)
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation"),
+    [(2, 1.0), (3, 1.0), (100, 0.02), (100, 0.021), (7, 3 / 7), (1023, 1.0), (1024, 1.0)],
+)
+def test_the_clients_of_a_secure_sum_are_counted_before_anything_loads(
+    clients: int, participation: float
+) -> None:
+    pytest.importorskip("flwr")
+    from fedlens.federated.flower.secure import FEWEST, MOST
+    from fedlens.federated.sampling import cohort_size
+
+    words = [f"federated.clients={clients}", f"federated.participation={participation}"]
+    words += ["engine=flower_simulation", "privacy.secure=true"]
+    if FEWEST <= cohort_size(clients, participation) <= MOST:
+        assert compose("quickstart_fedavg", words).privacy.secure
+    else:
+        with pytest.raises(FedlensError, match=f"needs from {FEWEST} to {MOST} clients in each"):
+            compose("quickstart_fedavg", words)
 
 
 def test_a_config_is_composed_without_torch() -> None:

@@ -66,7 +66,13 @@ def keys(
         typer.Option(help="A name or address nodes will use; may be given several times."),
     ] = None,
     folder: Folder = FOLDER,
-    renew: Annotated[bool, typer.Option("--renew", help="New certificates, also if old.")] = False,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="Make new ones in place of those there; nodes then need the new ca.crt.",
+        ),
+    ] = False,
 ) -> None:
     """Make certificates for the SuperLink and a key for each node: for development.
 
@@ -76,10 +82,11 @@ def keys(
 
     require()
     from fedlens.experiments.deployment import credentials
+    from fedlens.federated.flower.credentials import HERE
 
-    hosts = host or ["127.0.0.1", "localhost"]
-    credentials(folder, [f"node-{number}" for number in range(nodes)], hosts, renew=renew)
-    out.print(f"{folder} has certificates for {', '.join(hosts)} and {nodes} keys.", **PLAIN)
+    credentials(folder, nodes, host or [], renew=renew)
+    covered = ", ".join(dict.fromkeys([*HERE, *(host or [])]))
+    out.print(f"{folder} has certificates for {covered} and {nodes} keys.", **PLAIN)
 
 
 @app.command()
@@ -116,7 +123,7 @@ def node(
     ] = None,
     shard: Annotated[Path | None, typer.Option(help="Its data, if not NAME/.")] = None,
     reconnect: Annotated[
-        float, typer.Option(help="Seconds to look for a SuperLink that is gone.")
+        float, typer.Option(help="Seconds to look for a SuperLink that is gone, or not there yet.")
     ] = 600.0,
     insecure: Insecure = False,
 ) -> None:
@@ -126,13 +133,10 @@ def node(
     require()
     from fedlens.experiments import deployment
     from fedlens.experiments.signals import listening
-    from fedlens.federated.flower.submission import Connection
 
-    if superlink is None:
-        connection = Connection.read(folder)
-    else:
-        trusted = root_certificates or folder / "certificates" / "ca.crt"
-        connection = Connection(superlink, None if insecure else trusted, insecure)
+    connection = deployment.connection_of(
+        folder, address=superlink, root_certificates=root_certificates, insecure=insecure
+    )
     with listening() as stop:
         deployment.serve_node(
             folder, name, connection, stop, shard=shard or folder / name, reconnect=reconnect
@@ -152,6 +156,8 @@ def up(
     insecure: Insecure = False,
 ) -> None:
     """Start a whole federation on this machine: data, keys, SuperLink, nodes; Ctrl-C ends it all.
+
+    Its nodes share the cores, unless engine.threads_per_client or OMP_NUM_THREADS says otherwise.
 
     Example: `fedlens flower up --nodes 4 --run`
     """

@@ -74,6 +74,11 @@ def stretches(clients: int, nodes: int) -> list[range]:
     return [range(i * clients // nodes, (i + 1) * clients // nodes) for i in range(nodes)]
 
 
+def node_name(number: int) -> str:
+    """Of its folder, and of whatever else is this node's."""
+    return f"node-{number}"
+
+
 def write(
     folder: Path,
     *,
@@ -112,7 +117,7 @@ def write(
     for node, home in enumerate(homes):
         own = order[int(partition.offsets[home.start]) : int(partition.offsets[home.stop])]
         about = {**shared, "kind": "node", **_counted(held, home)}
-        wanted[folder / f"node-{node}"] = _Folder(about, {TRAIN: (images, own)})
+        wanted[folder / node_name(node)] = _Folder(about, {TRAIN: (images, own)})
     about = {**shared, "kind": "server", **_counted(held, range(len(held)))}
     seen = {VALIDATION: (images, held_out), TEST: (test, torch.arange(len(test)))}
     wanted[folder / "server"] = _Folder(about, seen)  # last: with it the federation is complete
@@ -173,13 +178,13 @@ def _stands(folder: Path, wanted: Mapping[str, Any]) -> bool:
     except FedlensError as error:
         raise FedlensError(
             f"{folder} is in the way, and no shard that can be told to be ours: move it away, or "
-            "choose another --out."
+            "choose another --federation."
         ) from error
     theirs, ours = ({key: about[key] for key in SHARED} for about in (found, wanted))
     if difference := next(_differences(theirs, ours), None):
         raise FedlensError(
-            f"{folder} belongs to another federation ({difference}): choose another --out, or "
-            "remove the old one first."
+            f"{folder} belongs to another federation ({difference}): choose another "
+            "--federation, or remove the old one first."
         )
     alike = all(found[key] == value for key, value in wanted.items())
     return alike and all(
@@ -246,5 +251,5 @@ def _images(folder: Path, about: Mapping[str, Any], name: str) -> Images:
 def _unusable(folder: Path, reason: str) -> FedlensError:
     return FedlensError(
         f"{folder} is not a whole shard ({reason}): copy it from where it was written, or write it "
-        f"with 'fedlens flower partition … --out {folder.parent}'."
+        f"with 'fedlens flower partition … --federation {folder.parent}'."
     )

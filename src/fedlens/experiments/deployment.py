@@ -9,21 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fedlens.data import shards
 from fedlens.errors import FedlensError
 from fedlens.experiments import compose
 from fedlens.experiments.config import Config
 from fedlens.experiments.flower import SERVER_SHARD
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated.flower.child import COLOURS, Child
-from fedlens.federated.flower.credentials import make_certificates, make_node_key
-from fedlens.federated.flower.processes import SuperLink, SuperNode, register
+from fedlens.federated.flower.credentials import Certificates, make_certificates, make_node_key
+from fedlens.federated.flower.processes import NOT_TAKEN, SuperLink, SuperNode, register
 from fedlens.federated.flower.submission import Connection, follow, submit
+from fedlens.threads import available
 
 CONNECTED = "is connected to"  # what a node says once it is
-NOT_TAKEN = "Failed to activate SuperNode"  # Flower's words for an unknown key, or one in use
 AFTERLIFE = 90.0  # seconds for which a node that was killed may count as online
 RETRY = 5.0
 PATIENCE = 120.0  # seconds that a process has to come up
@@ -33,11 +35,13 @@ LOOK = 0.3  # seconds between two looks at logs and processes
 log = logging.getLogger(__name__)
 
 
-def credentials(folder: Path, nodes: Sequence[str], hosts: Sequence[str], *, renew: bool) -> None:
+def credentials(
+    folder: Path, nodes: int, hosts: Sequence[str] = (), *, renew: bool = False
+) -> None:
     """Certificates for the SuperLink on `hosts`, and a key for every node; for development."""
     make_certificates(folder / "certificates", hosts, renew=renew)
-    for name in nodes:
-        make_node_key(folder / "keys" / name)
+    for number in range(nodes):
+        make_node_key(folder / "keys" / shards.node_name(number))
 
 
 @contextmanager
@@ -56,6 +60,25 @@ def superlink(folder: Path, *, address: str, insecure: bool) -> Iterator[SuperLi
         yield link
 
 
+def connection_of(
+    folder: Path,
+    *,
+    address: str | None = None,
+    root_certificates: Path | None = None,
+    insecure: bool = False,
+) -> Connection:
+    """How a node reaches its SuperLink: as the folder says, but for what is told."""
+    if insecure and root_certificates:
+        raise FedlensError("Without TLS nothing is trusted: leave --root-certificates out.")
+    if address is None:
+        found = Connection.read(folder)
+    else:
+        found = Connection(address, Certificates(folder / "certificates").authority)
+    if root_certificates:
+        return replace(found, root_certificates=root_certificates, insecure=False)
+    return replace(found, root_certificates=None, insecure=True) if insecure else found
+
+
 def serve_node(
     folder: Path,
     name: str,
@@ -63,14 +86,18 @@ def serve_node(
     stop: StopRequest,
     *,
     shard: Path,
-    reconnect: float | None,
+    reconnect: float,
 ) -> None:
     """A node, until `stop`: the SuperNode is a child, its clients' work is done here."""
     from fedlens.experiments.flower_apps import client
     from fedlens.federated.flower.executor import serve
 
-    start = partial(SuperNode, folder, name, connection=connection, shard=shard)
-    with _accepted(partial(start, reconnect=reconnect), stop) as supernode:
+    shards.read_node(shard)  # a node without its data would be of no use to anybody
+    start = partial(
+        SuperNode, folder, name, connection=connection, shard=shard, reconnect=reconnect
+    )
+    log.info("%s looks for the SuperLink at %s", name, connection.address)
+    with _accepted(start, stop, max(PATIENCE, reconnect)) as supernode:
         log.info("%s %s %s", name, CONNECTED, connection.address)
 
         def over() -> bool:
@@ -82,18 +109,17 @@ def serve_node(
             client,
             runtime_api_address=supernode.runtime,
             secret_file=supernode.secret,
-            insecure=True,  # on this host alone, and with a secret
             stop=over,
         )
 
 
-def _accepted(start: Callable[[], SuperNode], stop: StopRequest) -> SuperNode:
+def _accepted(start: Callable[[], SuperNode], stop: StopRequest, patience: float) -> SuperNode:
     """A SuperNode that the SuperLink has taken; after a kill its old self counts for a minute."""
     until = time.monotonic() + AFTERLIFE
     while True:
         supernode = start()
         try:
-            supernode.wait_until_ready(patience=PATIENCE)
+            supernode.wait_until_ready(patience=patience, check=stop.check)
             return supernode
         except FedlensError:
             refused = NOT_TAKEN in supernode.said()
@@ -110,23 +136,36 @@ def _accepted(start: Callable[[], SuperNode], stop: StopRequest) -> SuperNode:
 
 @contextmanager
 def local_federation(
-    folder: Path, nodes: int, *, address: str, insecure: bool, say: Callable[[str], None]
+    folder: Path,
+    nodes: int,
+    *,
+    address: str,
+    insecure: bool,
+    say: Callable[[str], None],
+    through: Callable[[str], str] = lambda address: address,
 ) -> Iterator[dict[str, Child]]:
-    """SuperLink and nodes as children of this process; all of them are gone afterwards."""
-    names = [f"node-{number}" for number in range(nodes)]
+    """SuperLink and nodes as children of this process; all of them are gone afterwards.
+
+    Nodes meet the SuperLink where `through` says, given its address, and share the cores among
+    them unless OMP_NUM_THREADS is set.
+    """
     if not insecure:
-        credentials(folder, names, ["127.0.0.1", "localhost"], renew=False)
+        credentials(folder, nodes)
     with ExitStack() as stack:
         say("starting the SuperLink …")
         link = stack.enter_context(superlink(folder, address=address, insecure=insecure))
         children: dict[str, Child] = {"superlink": link, "serverapp": link.executor}
         command = [str(Path(sys.executable).with_name("fedlens")), "flower", "node"]
+        where = ["--federation", str(folder), "--superlink", through(link.connection.address)]
+        where += ["--insecure"] if insecure else []
+        threads = {"OMP_NUM_THREADS": str(max(1, available() // nodes))}
+        names = [shards.node_name(number) for number in range(nodes)]
         for name in names:
             child = Child(
                 f"The node {name}",
-                [*command, name, "--federation", str(folder)],
+                [*command, name, *where],
                 log=folder / "logs" / f"{name}-work.log",
-                environment=dict(os.environ),
+                environment={**threads, **os.environ},
             )
             children[name] = stack.enter_context(child)
         for name in names:
@@ -151,8 +190,8 @@ def watch(children: dict[str, Child], stop: StopRequest, say: Callable[[str], No
             read[name] = len(lines)
             if name not in gone and (code := child.ended()) is not None:
                 gone.add(name)
-                if name == "superlink":
-                    raise FedlensError(f"The SuperLink ended (exit code {code}): see {child.log}.")
+                if name in ("superlink", "serverapp"):  # without either there are no runs
+                    raise FedlensError(f"{child.name} ended (exit code {code}): see {child.log}.")
                 say(f"[{name}] ended (exit code {code})")
         stop.check()
         time.sleep(LOOK)

@@ -17,7 +17,6 @@ from fedlens.experiments.holding import Holding, of_server, world
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated.crowd import Crowd
 from fedlens.federated.flower import require
-from fedlens.federated.sampling import cohort_size
 from fedlens.threads import available
 
 if TYPE_CHECKING:
@@ -61,18 +60,18 @@ def identity(shard: NodeShard | ServerShard) -> dict[str, Any]:
 
 
 def _crowd(
-    config: Config, grid: "Grid", world: dict[str, Any] | None, check: Callable[[], None]
+    config: Config, grid: "Grid", expected: dict[str, Any] | None, check: Callable[[], None]
 ) -> Crowd:
     from fedlens.federated.flower.engine import FlowerCrowd
     from fedlens.federated.flower.fleet import Fleet
     from fedlens.federated.flower.privacy import CLIPPING_NORM
-    from fedlens.federated.flower.secure import SecureSettings, refuse_cohort
+    from fedlens.federated.flower.secure import SecureSettings
 
     assert config.federated.clients is not None
     fleet = Fleet(
         grid,
         clients=config.federated.clients,
-        world=world,
+        identity=expected,
         deadline=config.engine.deadline,
         check=check,
     )
@@ -81,7 +80,11 @@ def _crowd(
     if told.name == "central":
         extra = {CLIPPING_NORM: told.clip_norm}
     if told.secure:
-        refuse_cohort(cohort_size(config.federated.clients, config.federated.participation))
+        if len(set(fleet.host.values())) < fleet.clients:
+            raise FedlensError(
+                "privacy.secure=true needs a node for every client: deal the data anew by `fedlens "
+                f"flower partition … --nodes {fleet.clients}`."
+            )
         heaviest = 1 if told.name == "central" else None
         sealed = SecureSettings(told.reach, deadline=config.engine.deadline, heaviest=heaviest)
     return FlowerCrowd(fleet, extra, sealed)

@@ -24,6 +24,7 @@ from fedlens.federated.flower.client_app import Protection, client_app
 logging.getLogger("flwr").setLevel(logging.WARNING)  # it has a word for every message
 
 SHARD = "shard"  # in a node's config: the folder of its own data
+LOST = 120.0  # seconds after which a SuperLink that does not answer its run is given up
 STAGES = 3  # with setups of their own: statistics, calibration, rounds
 
 
@@ -71,5 +72,6 @@ def main(grid: Grid, context: Context) -> None:
     config = compose.from_yaml(str(context.run_config["config"]), "What was submitted")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))  # whoever follows adds the time
+    grid._retry_invoker.max_time = LOST  # type: ignore[attr-defined]  # Flower would never give up
     with logging_to(handler):
         start(config, grid=grid)

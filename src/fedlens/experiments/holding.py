@@ -36,7 +36,7 @@ def whole(config: Config) -> Holding:
     data = dataset(config.data)
     images, kept, held_out = training_images(config, data)
     labels = images.labels[kept]
-    shards = partition_of(config, labels)
+    shared = partition_of(config, labels)
     classes = len(data.classes)
     held = torch.zeros(0, classes, dtype=torch.int64)
     return Holding(
@@ -47,8 +47,8 @@ def whole(config: Config) -> Holding:
         images=images,
         kept=kept,
         held_out=held_out,
-        partition=shards,
-        held=held if shards is None else histogram(shards, labels, classes),
+        partition=shared,
+        held=held if shared is None else histogram(shared, labels, classes),
         load_test=lambda: data.load_test().limited(config.data.test_per_class),
     )
 

@@ -109,6 +109,8 @@ def _shared(
 ) -> tuple[Masks, dict[str, Any]]:
     """The masks from the cache, or made and put there."""
     key = _key(config, parts, candidates)
+    if crowd and "threads" in key and config.sparse.source == "clients":
+        key["threads"] = f"{config.engine.threads_per_client} of each host"
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     path = files.cache_dir() / "masks" / f"{name}.safetensors"
 

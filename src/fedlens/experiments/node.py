@@ -47,8 +47,8 @@ class Desk:
             config = replace(config, head=replace(config.head, name="linear"))
         self.config = config
         keep_large_blocks()
-        if config.engine.threads_per_client:
-            torch.set_num_threads(config.engine.threads_per_client)
+        self.threads = config.engine.threads_per_client or _own_threads()
+        self.at_work()
         self.device = choose_device(config.device)
         self.stop = StopRequest()
         self.holding = holding(config)
@@ -57,6 +57,11 @@ class Desk:
         self.parts = under(masks, parts) if masks else parts
         self.engine = cache(self._engine)
         self.layout = cache(self._layout)
+
+    def at_work(self) -> "Desk":
+        """With its number of threads, which decides the last bits: a host may have many desks."""
+        torch.set_num_threads(self.threads)
+        return self
 
     def shard(self, client: int) -> torch.Tensor:
         partition = self.parts.partition
@@ -101,30 +106,39 @@ class Desk:
         return Packing(trained(model), self.parts.masks).layout
 
 
+@cache
+def _own_threads() -> int:
+    """As many as the process began with."""
+    return torch.get_num_threads()
+
+
 class Node:
     """`crowd.Host` for some clients; `desk` gives the same desk to the same setup."""
 
-    def __init__(self, clients: tuple[int, ...], world: Any, desk: Callable[[Setup], Desk]) -> None:
+    def __init__(
+        self, clients: tuple[int, ...], identity: Any, desk: Callable[[Setup], Desk]
+    ) -> None:
         self.clients = clients
-        self.world = world
+        self.identity = identity
         self.desk = desk
 
     def introduction(self) -> dict[str, Any]:
-        return {"clients": list(self.clients), "world": self.world}
+        return {"clients": list(self.clients), "identity": self.identity}
 
     def layout(self, setup: Setup, stage: str) -> Params:
-        return self.desk(setup).layout(stage)
+        return self._at(setup).layout(stage)
 
     def train(
         self, setup: Setup, work: Work, parameters: Params, correction: Params | None
     ) -> Update:
-        desk = self.desk(setup)
+        desk = self._at(setup)
         shard = desk.shard(work.client)
-        task = Task(work.round, work.client, shard, work.steps, work.lr, correction)
-        return next(iter(desk.engine(work.stage).updates(parameters, [task])))
+        terms = _on(desk.device, correction) if correction else None
+        task = Task(work.round, work.client, shard, work.steps, work.lr, terms)
+        return next(iter(desk.engine(work.stage).updates(_on(desk.device, parameters), [task])))
 
     def statistics(self, setup: Setup, client: int) -> Statistics:
-        desk = self.desk(setup)
+        desk = self._at(setup)
         desk.shard(client)
         assert desk.parts.partition is not None
         return client_statistics(desk.features, desk.parts.partition, desk.parts.classes, client)
@@ -132,8 +146,9 @@ class Node:
     def sensitivity(
         self, setup: Setup, client: int, number: int, parameters: Params
     ) -> Sensitivity:
-        sources = self.desk(setup).sources
-        self.desk(setup).shard(client)
+        desk = self._at(setup)
+        desk.shard(client)
+        sources = desk.sources
         before = params.copy(sources.candidates)
         params.assign(sources.candidates, parameters)
         try:
@@ -142,6 +157,13 @@ class Node:
             params.assign(sources.candidates, before)
 
     def ballot(self, setup: Setup, client: int) -> Preference:
-        desk = self.desk(setup)
+        desk = self._at(setup)
         desk.shard(client)
         return desk.sources.ballot(client)
+
+    def _at(self, setup: Setup) -> Desk:
+        return self.desk(setup).at_work()
+
+
+def _on(device: torch.device, tensors: Params) -> Params:
+    return {name: value.to(device) for name, value in tensors.items()}

@@ -40,8 +40,14 @@ def noise(config: Config) -> Noise:
         return lambda change, cohort: change
     from fedlens.federated.flower.privacy import noised
 
-    told = settings(config)
-    return lambda change, cohort: noised(change, told, cohort=cohort)
+    told, asked = settings(config), _cohort(config)
+
+    def private(change: dict[str, torch.Tensor], answered: int) -> dict[str, torch.Tensor]:
+        # Divided by how many were asked: how many answered well may itself depend on the data.
+        shared = {name: value * (answered / asked) for name, value in change.items()}
+        return noised(shared, told, cohort=asked)
+
+    return private
 
 
 def advise(config: Config) -> None:
@@ -53,6 +59,10 @@ def advise(config: Config) -> None:
     assert config.federated.clients is not None
     if warning := advice(settings(config), clients=config.federated.clients):
         log.warning("%s", warning)
+    if config.head.name != "linear":
+        log.warning("ε does not count the %s head's statistics, which are exact", config.head.name)
+    if config.sparse.density is not None and config.sparse.source == "clients":
+        log.warning("ε does not count the scores by which clients choose masks")
 
 
 def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -65,11 +75,10 @@ def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any
     # Who was asked counts, whether or not an answer came: it may have been on its way.
     played = [record["participants"] for record in records if "participants" in record]
     taken = Counter(client for cohort in played for client in cohort)
-    cohort = sampling.cohort_size(config.federated.clients, config.federated.participation)
     found = privacy.spent(
         settings(config),
         rounds=len(played),
-        cohort=cohort,
+        cohort=_cohort(config),
         clients=config.federated.clients,
         participations=max(taken.values(), default=None),
     )
@@ -77,3 +86,8 @@ def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any
         return {}
     log.info("privacy spent: ε = %.3g at δ = %.0e", found["epsilon"], found["delta"])
     return {"privacy": {"kind": config.privacy.name, **found}}
+
+
+def _cohort(config: Config) -> int:
+    assert config.federated.clients is not None
+    return sampling.cohort_size(config.federated.clients, config.federated.participation)

@@ -11,18 +11,17 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fedlens import params
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
-from fedlens.experiments import compose, manifest, privacy, snapshot
+from fedlens.experiments import compose, manifest, privacy
 from fedlens.experiments.build import Parts, build, resolved
 from fedlens.experiments.central import Central
 from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.config import Config, essence, rounds, run_name, unit
+from fedlens.experiments.config import Config, essence, rounds, run_name
 from fedlens.experiments.device import choose_device
 from fedlens.experiments.engine import choose_engine
 from fedlens.experiments.federation import Federation
@@ -33,21 +32,21 @@ from fedlens.experiments.logs import logging_to
 from fedlens.experiments.loop import Loop, Position, Watch
 from fedlens.experiments.masking import masked
 from fedlens.experiments.measure import Measure
+from fedlens.experiments.outcome import conclude, per_client, sign
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Abandoned, Interrupted, StopRequest, listening
 from fedlens.experiments.tracking import open_tracker
 from fedlens.federated.crowd import Crowd
 from fedlens.federated.flower import require
-from fedlens.federated.observe import client_accuracy
 from fedlens.files import clear_partials, replacing
 from fedlens.memory import keep_large_blocks
-from fedlens.training.evaluate import Evaluation
 from fedlens.training.local import Model
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-FLOWER_PACKAGES = {"flower": ("flwr",), "flower_simulation": ("flwr", "ray")}
+BRIEFLY = 2.0  # seconds, for somebody's look at a run's state
+LEAVING = 60.0  # seconds, for a run that was stopped at a SuperLink and has yet to hear of it
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,11 @@ def _run(
     if folder.result is not None:
         log.info("%s is finished: nothing to do", folder.name)
         return folder
+    if config.engine.name.startswith("flower"):
+        require()
     if config.engine.name == "flower" and grid is None:
+        if watch:
+            raise FedlensError("What a SuperLink runs cannot be watched: use another engine.")
         return _submit(config, folder)
     device = choose_device(config.device)
     try:
@@ -108,7 +111,8 @@ def _run(
         log_file = logging.FileHandler(folder.log, encoding="utf-8")
     except OSError as error:
         raise FedlensError(f"Cannot write to {folder.path} ({error.strerror}).") from error
-    with logging_to(log_file), folder.lock(), listening() as stop:
+    patience = LEAVING if grid else BRIEFLY
+    with logging_to(log_file), folder.lock(patience=patience), listening() as stop:
         if (folder.path / "result.json").exists():  # of a process that held the lock until now
             return folder
         try:
@@ -132,7 +136,6 @@ def _run(
 
 def _submit(config: Config, folder: RunFolder) -> RunFolder:
     """Leaves the run to the federation's SuperLink, which writes the folder where it runs."""
-    require()
     from fedlens.experiments.deployment import run_by_superlink
 
     with listening() as stop:
@@ -190,7 +193,7 @@ def _learn(
 ) -> None:
     opened = Choice(**folder.choice) if folder.choice and config.evaluate.test else None
     parts = build(config, device, stop, opened=opened, holding=holding, crowd=crowd)
-    _sign(config, folder, parts, device)
+    sign(config, folder, parts, device)
     parts = masked(config, parts, folder, stop, crowd=crowd)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -207,7 +210,7 @@ def _learn(
             position = _train_centrally(config, parts, model, make_loop, stop)
         else:
             position = _train_federated(config, folder, parts, make_loop, stop, crowd)
-        result = _conclude(config, folder, parts, measure, checkpoints, position)
+        result = conclude(config, folder, parts, measure, checkpoints, position)
         folder.write("result", result)
         if test := result.get("test"):
             tracker.log(position.done, {"test/top1": test["top1"]})
@@ -232,7 +235,7 @@ def _train_federated(
     assert parts.partition is not None
     folder.write("partition", described(config.partition, parts.held_classes))
     loop = make_loop(
-        total=rounds(config) if parts.trains else 0, remarks=partial(_per_client, parts)
+        total=rounds(config) if parts.trains else 0, remarks=partial(per_client, parts)
     )
     privacy.advise(config)
     engine, chosen = choose_engine(config, parts, crowd)
@@ -246,99 +249,3 @@ def _train_federated(
 def _write_config(config: Config, folder: RunFolder) -> None:
     with replacing(folder.config) as temporary:
         temporary.write_text(compose.to_yaml(config), encoding="utf-8")
-
-
-def _what(config: Config) -> dict[str, Any]:
-    """What every record names, so that no number is taken for another world's."""
-    return {
-        "experiment": config.experiment,
-        "data": config.data.name,
-        "backbone": config.backbone.name,
-        "resolution": config.backbone.resolution,
-        "pretrained": config.backbone.pretrained,
-        "seed": config.seed,
-        "unit": unit(config),  # what is counted: epochs or rounds
-        **(_sparse(config) if config.sparse.density is not None else {}),
-        **(_federation(config) if config.federated.clients else {}),
-    }
-
-
-def _sparse(config: Config) -> dict[str, Any]:
-    return {"density": config.sparse.density, "mask_rule": config.sparse.rule}
-
-
-def _federation(config: Config) -> dict[str, Any]:
-    return {
-        "clients": config.federated.clients,
-        "partition": asdict(config.partition),
-        "algorithm": config.algorithm.name,
-        "local_steps": config.federated.local_steps,
-    }
-
-
-def _sign(config: Config, folder: RunFolder, parts: Parts, device: torch.device) -> None:
-    """Adds this session to the manifest; refuses to go on with other data or weights."""
-    by_superlink = config.engine.name == "flower"  # whose own command says nothing to a reader
-    session = manifest.session(
-        device,
-        command=[*compose.command(config), "engine=flower"] if by_superlink else None,
-        packages=FLOWER_PACKAGES.get(config.engine.name, ()),
-    )
-    signed = folder.manifest or {
-        "name": folder.name,
-        **_what(config),
-        "inputs": parts.inputs,
-        "sessions": [],
-    }
-    manifest.check_inputs(signed, parts.inputs)
-    if signed["sessions"] and (changed := manifest.differences(signed["sessions"][0], session)):
-        log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))
-    folder.write("manifest", {**signed, "sessions": [*signed["sessions"], session]})
-
-
-def _conclude(
-    config: Config,
-    folder: RunFolder,
-    parts: Parts,
-    measure: Measure,
-    checkpoints: Checkpoints,
-    position: Position,
-) -> dict[str, Any]:
-    """Fixes the choice, then opens the test split for it, where it is to be opened."""
-    by_validation = config.evaluate.select == "best" and position.best is not None
-    chosen = position.done
-    if by_validation and position.best:
-        snapshot.put_back(checkpoints.load(position.best).tensors, parts.model)
-        chosen = position.best_unit
-    choice = Choice(
-        parameters=params.digest(snapshot.learned(parts.model)),
-        # An early stop on validation is a choice too, even of the last parameters.
-        chosen_on="validation" if by_validation or config.train.early_stopping else "last",
-        unit=chosen,
-    )
-    if parts.test.opened is None:  # else a second choice is refused when the split is opened
-        folder.write("choice", asdict(choice))
-    counted = unit(config)
-    records = {record[counted]: record for record in folder.journal("metrics").read()}
-    return {
-        **_what(config),
-        "choice": asdict(choice),
-        "units": position.done,
-        "validation": records[chosen].get("validation"),
-        **(_tested(parts, measure.test(choice)) if config.evaluate.test else {}),
-        "facts": parts.facts,
-        **privacy.spent(config, records.values()),
-        "seconds": round(position.seconds, 1),
-        "finished": manifest.now(),
-    }
-
-
-def _tested(parts: Parts, found: Evaluation) -> dict[str, Any]:
-    return {"test": asdict(found), **_per_client(parts, found)}
-
-
-def _per_client(parts: Parts, found: Evaluation) -> dict[str, Any]:
-    """How the model serves the clients, where there are any."""
-    if parts.partition is None:
-        return {}
-    return {"per_client": client_accuracy(found.per_class, parts.held_classes)}

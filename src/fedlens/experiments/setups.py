@@ -23,11 +23,12 @@ def setup(
 ) -> Setup:
     """`weights` is the hash of the file the backbone starts from: everybody's must be the same.
 
-    Where things lie, and what a run is called, is nobody else's business.
+    Where things lie, and what a run is called, is nobody else's business; on which device clients
+    train is for their own host to say.
     """
     told = replace(
         config,
-        device="auto",
+        device=config.device if config.engine.name == "flower_simulation" else "auto",
         data=replace(config.data, root=None),
         backbone=replace(config.backbone, weights=None, sha256=weights),
         checkpoint=CheckpointConfig(),

@@ -27,6 +27,7 @@ VOTES = ("union", "majority", "intersection")
 FLOWER = ("flower_simulation", "flower")
 ENGINES = ("serial", "parallel", "auto", *FLOWER)
 DEVICES = ("auto", "cpu", "cuda", "mps")
+FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation can add
 
 
 def validate(config: Config) -> None:
@@ -221,6 +222,10 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         (federated.keep_updates >= 0, "federated.keep_updates must be 0 or more"),
         (_positive(engine.workers), "engine.workers must be at least 1"),
         (_positive(engine.threads_per_client), "engine.threads_per_client must be at least 1"),
+        (
+            engine.name != "flower" or config.data.validation > 0,
+            "data.validation=0 leaves the server of engine=flower nothing to evaluate on",
+        ),
         (0 < engine.deadline < math.inf, "engine.deadline must be positive and finite"),
         (
             engine.name not in FLOWER or federated.clients is not None,
@@ -231,6 +236,7 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
 
 def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
     told, algorithm = config.privacy, config.algorithm
+    cohort = round(config.federated.participation * (config.federated.clients or 0), 9)
     averages = algorithm.aggregator == "mean"
     return [
         (0 < told.clip_norm < math.inf, "privacy.clip_norm must be positive and finite"),
@@ -244,6 +250,11 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
         (
             not told.on or config.engine.name in FLOWER,
             "privacy goes through Flower: set engine=flower_simulation or engine=flower",
+        ),
+        (
+            not (told.secure and told.name == "local"),
+            "privacy.name=local noises an update so much that it fits into no secure sum: take "
+            "privacy.name=central with privacy.secure=true",
         ),
         (
             not told.on or config.head.name != "trained",
@@ -261,6 +272,11 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
         (
             not told.secure or not config.federated.keep_updates,
             "privacy.secure=true shows no client's update: leave federated.keep_updates out",
+        ),
+        (
+            not told.secure or FEWEST_SECURE - 1 < cohort <= MOST_SECURE,  # it is rounded up
+            f"privacy.secure=true needs from {FEWEST_SECURE} to {MOST_SECURE} clients in each "
+            "round: change federated.participation or federated.clients",
         ),
     ]
 

@@ -72,6 +72,9 @@ def run_page(folder: RunFolder) -> RenderableType:
                 "per client",
                 f"mean {served['mean']:.2%}, worst decile {served['worst_decile']:.2%}",
             )
+        if spent := result.get("privacy"):
+            bound = f"ε = {spent['epsilon']:.3g} at δ = {spent['delta']:.0e}"
+            facts.add_row("privacy", f"{spent['kind']}: {bound}")
         facts.add_row("parameters", f"sha256 {choice['parameters'][:16]}…")
         facts.add_row("time", f"{result['seconds']:.0f} s")
         for name, value in result["facts"].items():

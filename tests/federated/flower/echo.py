@@ -1,6 +1,6 @@
 """A tiny Flower app: the server does what its settings ask for and prints what it finds.
 
-As a program, it is a node's resident executor: `echo.py ADDRESS SECRET_FILE PARENT`.
+As a program, it is a node's resident executor: `echo.py ADDRESS SECRET_FILE`.
 """
 
 import json
@@ -84,6 +84,5 @@ def _node(grid: Grid) -> int:
 if __name__ == "__main__":
     from fedlens.federated.flower.executor import serve
 
-    address, secret, parent = sys.argv[1:]
-    path = Path(secret)
-    serve(client, runtime_api_address=address, secret_file=path, insecure=True, parent=int(parent))
+    address, secret = sys.argv[1:]
+    serve(client, runtime_api_address=address, secret_file=Path(secret))

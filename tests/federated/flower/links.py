@@ -64,7 +64,6 @@ def started(folder: Path) -> Iterator[Link]:
             "tests.federated.flower.echo",
             node,
             secret,
-            os.getpid(),
         ],
     }
     surroundings = os.environ | {

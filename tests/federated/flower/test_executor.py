@@ -2,10 +2,6 @@
 
 import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +28,6 @@ from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedlens.errors import FedlensError
-from fedlens.federated.flower.credentials import Certificates, make_certificates
 from fedlens.federated.flower.executor import serve
 from tests.federated.flower import echo
 from tests.federated.flower.links import Link, free_port
@@ -44,9 +39,7 @@ T = TypeVar("T")
 class SuperNode:
     """The half of a SuperNode that faces its executor."""
 
-    def __init__(
-        self, secret: bytes | None = None, certificates: Certificates | None = None
-    ) -> None:
+    def __init__(self, secret: bytes | None = None) -> None:
         factory = NodeStateFactory(ObjectStoreFactory())
         self.state = factory.state()
         self.state.set_node_id(NODE)
@@ -63,8 +56,6 @@ class SuperNode:
             lifespan="off",
             ws="none",
             log_level="error",
-            ssl_certfile=certificates.server if certificates else None,
-            ssl_keyfile=certificates.server_key if certificates else None,
         )
         self.server = uvicorn.Server(settings)
         self.thread = threading.Thread(target=self.server.run)
@@ -111,10 +102,9 @@ def running(node: SuperNode) -> Iterator[SuperNode]:
 
 
 @contextlib.contextmanager
-def serving(node: SuperNode, app: ClientApp, authority: Path | None = None) -> Iterator[None]:
+def serving(node: SuperNode, app: ClientApp) -> Iterator[None]:
     over = threading.Event()
     told = {"runtime_api_address": node.address, "poll": 0.01}
-    told |= {"insecure": authority is None, "root_certificates": authority}
     thread = threading.Thread(target=serve, args=(app,), kwargs={**told, "stop": over.is_set})
     thread.start()
     try:
@@ -226,7 +216,6 @@ def test_a_silent_supernode_is_lost_after_some_patience() -> None:
         serve(
             echo.client,
             runtime_api_address=f"127.0.0.1:{free_port()}",
-            insecure=True,
             patience=0.5,
         )
     assert 0.4 < time.monotonic() - start < 5
@@ -237,7 +226,7 @@ def test_a_supernode_that_goes_away_is_lost_too() -> None:
 
     def attempt() -> None:
         try:
-            serve(echo.client, runtime_api_address=node.address, insecure=True, patience=0.5)
+            serve(echo.client, runtime_api_address=node.address, patience=0.5)
         except FedlensError as error:
             found.append(str(error))
 
@@ -256,7 +245,6 @@ def test_waiting_for_a_supernode_ends_when_told_to_stop() -> None:
     serve(
         echo.client,
         runtime_api_address=f"127.0.0.1:{free_port()}",
-        insecure=True,
         stop=lambda: time.monotonic() > start + 0.3,
     )
     assert time.monotonic() - start < 5
@@ -271,7 +259,6 @@ def test_an_executor_without_the_secret_is_refused(tmp_path: Path) -> None:
                 serve(
                     echo.client,
                     runtime_api_address=node.address,
-                    insecure=True,
                     secret_file=secret_file,
                 )
         answered = threading.Event()
@@ -286,59 +273,10 @@ def test_an_executor_without_the_secret_is_refused(tmp_path: Path) -> None:
         serve(
             echo.client,
             runtime_api_address=node.address,
-            insecure=True,
             secret_file=tmp_path / "right",
             stop=answered.is_set,
         )
         listener.join(10)
-
-
-def test_a_supernode_is_reached_over_tls_only_by_who_trusts_it(tmp_path: Path) -> None:
-    ours, other = (make_certificates(tmp_path / name) for name in ("ours", "other"))
-    with running(SuperNode(certificates=ours)) as node:
-        with serving(node, echo.client, ours.authority):
-            node.give(work(1.0))
-            assert values_of(node.reply()) == [2.0]
-        with pytest.raises(FedlensError, match="certificate verify failed"):
-            serve(
-                echo.client,
-                runtime_api_address=node.address,
-                root_certificates=other.authority,
-                patience=0.2,
-            )
-
-
-def test_an_executor_ends_with_its_parent(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"s")
-    program = (
-        "import os, subprocess, sys\n"
-        "command = [sys.executable, '-m', 'tests.federated.flower.echo']\n"
-        "command += [*sys.argv[1:], str(os.getpid())]\n"
-        "child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
-        "print(child.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes calls, and says nothing
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        parent = subprocess.Popen(
-            [sys.executable, "-c", program, address, str(secret)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[3],
-        )
-        assert parent.stdout
-        child = int(parent.stdout.readline())
-        silent.settimeout(30)
-        call, _ = silent.accept()
-        parent.kill()
-        parent.communicate()
-        try:
-            _soon(lambda: not Path(f"/proc/{child}").exists(), seconds=10)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, 9)
-        call.close()
 
 
 def test_one_process_serves_a_whole_federation(link: Link) -> None:

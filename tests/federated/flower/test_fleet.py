@@ -18,11 +18,11 @@ from fedlens.errors import FedlensError
 from fedlens.federated.crowd import Setup
 from fedlens.federated.flower import fleet as module
 from fedlens.federated.flower import messages
-from fedlens.federated.flower.fleet import GATHERING, INTRODUCTION, SILENCE, Fleet, Missing
+from fedlens.federated.flower.fleet import GATHERING, GRACE, INTRODUCTION, SILENCE, Fleet, Missing
 from fedlens.federated.flower.messages import CONFIG, SETUP, UNPREPARED
 from tests.federated.flower.inprocess import delivered
 
-WORLD = {"of": "abc"}
+IDENTITY = {"of": "abc"}
 DEADLINE = 100.0
 SENT = Setup("seed: 0", {"weight": torch.zeros(2)})
 
@@ -56,7 +56,7 @@ class Script:
     slowness: float = 0.0  # before an introduction
     joins: float = -math.inf  # by the clock
     leaves: float = math.inf
-    world: object = field(default_factory=lambda: WORLD)
+    identity: object = field(default_factory=lambda: IDENTITY)
     introduces: Answer | None = None  # instead of the usual
 
     def reply(self, content: RecordDict) -> tuple[float, RecordDict | Error | None]:
@@ -64,7 +64,7 @@ class Script:
             return self.delay, self.answer(content)
         if self.introduces:
             return self.slowness, self.introduces(content)
-        told = {"clients": list(self.clients), "world": self.world}
+        told = {"clients": list(self.clients), "identity": self.identity}
         return self.slowness, messages.introduction(told)
 
 
@@ -123,7 +123,7 @@ def fleet(
     found = Fleet(
         grid,  # type: ignore[arg-type]
         clients=clients,
-        world=WORLD,
+        identity=IDENTITY,
         deadline=DEADLINE,
         check=check,
     )
@@ -163,18 +163,18 @@ def test_an_answer_after_the_deadline_is_nobodys(clock: Clock) -> None:
     ships = fleet(clock, {0: Script([0], delay=DEADLINE + 1), 1: Script([1])}, clients=2)
     ships.gather()
     assert ask(ships, 0, 1) == {0: "no answer came within 100 s", 1: "1"}
-    ships.grid.scripts[0].delay = 0.0  # type: ignore[attr-defined]
+    ships.grid.grid.scripts[0].delay = 0.0  # type: ignore[attr-defined]
     clock.sleep(5)
     assert ask(ships, 1, 0) == {1: "1", 0: "0"}
 
 
-def test_messages_live_no_longer_than_their_deadline(clock: Clock) -> None:
+def test_messages_outlive_their_deadline_by_a_grace(clock: Clock) -> None:
     ships = fleet(clock, {0: Script([0])}, clients=1)
     ships.gather()
     ask(ships, 0)
-    introduction, question = (message for _, _, message in ships.grid.sent)  # type: ignore[attr-defined]
-    assert introduction.metadata.ttl <= GATHERING
-    assert question.metadata.ttl <= DEADLINE
+    introduction, question = (message for _, _, message in ships.grid.grid.sent)  # type: ignore[attr-defined]
+    assert introduction.metadata.ttl == pytest.approx(GATHERING + GRACE)
+    assert question.metadata.ttl == pytest.approx(DEADLINE + GRACE)
 
 
 def test_a_node_that_fails_says_why(clock: Clock) -> None:
@@ -233,7 +233,7 @@ def test_everybody_introduces_himself_once(clock: Clock) -> None:
     for _ in range(3):
         ask(ships, 0, 1, 2, 3)
         clock.sleep(10 * SILENCE)
-    assert ships.grid.asked("introduce") == 2  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("introduce") == 2  # type: ignore[attr-defined]
 
 
 def test_gathering_waits_for_those_who_are_to_come(clock: Clock) -> None:
@@ -255,7 +255,7 @@ def test_a_short_deadline_is_for_answers_and_not_for_programs_that_start(clock: 
     ships.deadline = 5.0
     ships.gather()
     assert clock.now == pytest.approx(1050, abs=1)
-    assert ships.grid.asked("introduce") == 1  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("introduce") == 1  # type: ignore[attr-defined]
 
 
 def test_many_missing_clients_are_counted_rather_than_listed(clock: Clock) -> None:
@@ -268,9 +268,9 @@ def test_a_node_of_another_world_is_left_out(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripts = {
-        0: Script(range(4), world={"of": "xyz"}),
+        0: Script(range(4), identity={"of": "xyz"}),
         1: Script(range(4)),
-        2: Script([0], world=None),
+        2: Script([0], identity=None),
     }
     ships = fleet(clock, scripts)
     ships.gather()
@@ -278,7 +278,7 @@ def test_a_node_of_another_world_is_left_out(
     assert "node 0 has data of another world" in caplog.text
     assert "node 2 has data of another world" in caplog.text
     ask(ships, 0, 1, 2, 3)
-    assert ships.grid.asked("statistics", 0) == 0  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("statistics", 0) == 0  # type: ignore[attr-defined]
 
 
 def test_of_two_nodes_with_the_same_client_one_is_used_and_the_other_steps_in(
@@ -289,10 +289,10 @@ def test_of_two_nodes_with_the_same_client_one_is_used_and_the_other_steps_in(
     assert ships.host == {0: 5, 1: 5}
     assert "hosts clients that another node has" in caplog.text
     ask(ships, 0, 1)
-    assert ships.grid.asked("statistics", 6) == 0  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("statistics", 6) == 0  # type: ignore[attr-defined]
     clock.sleep(60)
     assert ask(ships, 0, 1) == {0: "0", 1: "1"}
-    assert ships.grid.asked("statistics", 6) == 2  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("statistics", 6) == 2  # type: ignore[attr-defined]
 
 
 class Forgetful:
@@ -335,7 +335,7 @@ def test_a_node_that_is_never_prepared_is_told_once_and_given_up(clock: Clock) -
     began = clock.now
     assert ask(ships, 0, 1) == {0: "its node does not keep what it is told", 1: "1"}
     assert clock.now - began < 1
-    assert ships.grid.asked("statistics", 0) == 1  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("statistics", 0) == 1  # type: ignore[attr-defined]
 
 
 NO_WORD: dict[str, Answer] = {
@@ -359,7 +359,7 @@ def test_a_node_that_cannot_introduce_itself_holds_nobody_up(how: str, clock: Cl
         began = clock.now
         assert ask(ships, 0, 3) == {0: "0", 3: "3"}
         assert clock.now == began
-    assert ships.grid.asked("introduce", 0) <= 6  # type: ignore[attr-defined]
+    assert ships.grid.grid.asked("introduce", 0) <= 6  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("how", NO_WORD)

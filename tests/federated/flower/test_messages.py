@@ -220,8 +220,8 @@ def test_metrics_that_cannot_be_recorded_are_a_fault(what: str) -> None:
 
 
 def test_an_introduction_comes_back() -> None:
-    told = {"clients": [3, 4], "world": {"of": "abc", "deal": None}}
-    assert messages.introduction_of(messages.introduction(told)) == ((3, 4), told["world"])
+    told = {"clients": [3, 4], "identity": {"of": "abc", "deal": None}}
+    assert messages.introduction_of(messages.introduction(told)) == ((3, 4), told["identity"])
 
 
 NO_INTRODUCTION = {
@@ -229,9 +229,9 @@ NO_INTRODUCTION = {
     "a refusal": messages.refusal("The shard is damaged."),
     "no JSON": RecordDict({CONFIG: ConfigRecord({"introduction": "clients 1 to 3"})}),
     "a list": RecordDict({CONFIG: ConfigRecord({"introduction": "[1, 2, 3]"})}),
-    "no clients": messages.introduction({"world": None}),
-    "clients that are no numbers": messages.introduction({"clients": ["a"], "world": None}),
-    "clients that are no list": messages.introduction({"clients": 3, "world": None}),
+    "no clients": messages.introduction({"identity": None}),
+    "clients that are no numbers": messages.introduction({"clients": ["a"], "identity": None}),
+    "clients that are no list": messages.introduction({"clients": 3, "identity": None}),
 }
 
 

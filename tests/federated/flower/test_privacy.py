@@ -4,6 +4,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
+
 from dp_accounting import NeighboringRelation, dp_event, rdp
 from flwr.app import (
     Array,
@@ -22,7 +25,6 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import kstest, norm
 
-from fedlens.errors import FedlensError
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, VALUES
 from fedlens.federated.flower.privacy import (
     CLIPPING_NORM,
@@ -215,7 +217,7 @@ def test_epsilon_of_everybody_every_round_bounds_the_exact_one_tightly(
     chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-5)
     found = spent(chosen, rounds=rounds, cohort=20, clients=20)
     least = exact(z / 2, rounds, 1e-5)
-    for name in ("epsilon", "epsilon_known_cohorts"):
+    for name in ("epsilon", "epsilon_secret_cohorts"):
         assert least <= total(found, name) <= 1.2 * least
 
 
@@ -236,12 +238,11 @@ def test_epsilon_of_a_sampled_cohort_by_hand() -> None:
     found = spent(CENTRAL, rounds=100, cohort=10, clients=100)
     at_two = 100 * math.log(1 + 0.1**2 * 2 * math.e) + math.log(0.5) - math.log(2 * 1e-3)
     assert at_two == pytest.approx(10.815, abs=1e-3)
-    assert total(found) == pytest.approx(at_two, rel=1e-6)
-    known = total(found, "epsilon_known_cohorts")
-    assert known == pytest.approx(85.175, abs=1e-3)
-    assert found | {"epsilon": 0.0, "epsilon_known_cohorts": 0.0} == {
+    assert total(found, "epsilon_secret_cohorts") == pytest.approx(at_two, rel=1e-6)
+    assert total(found) == pytest.approx(85.175, abs=1e-3)
+    assert found | {"epsilon": 0.0, "epsilon_secret_cohorts": 0.0} == {
         "epsilon": 0.0,
-        "epsilon_known_cohorts": 0.0,
+        "epsilon_secret_cohorts": 0.0,
         "delta": 1e-3,
         "method": "rdp",
         "relation": "replace-one",
@@ -256,19 +257,21 @@ def test_epsilon_is_that_of_dp_accounting(z: float, cohort: int, rounds: int) ->
     accountant.compose(dp_event.SelfComposedDpEvent(drawn, rounds))
     chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-4)
     found = spent(chosen, rounds=rounds, cohort=cohort, clients=200)
-    assert total(found) == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-9)
+    drawn_by_chance = total(found, "epsilon_secret_cohorts")
+    assert drawn_by_chance == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-9)
 
 
 def test_where_sampling_bounds_worse_than_no_sampling_the_better_bound_counts() -> None:
     chosen = PrivacySettings("central", noise_multiplier=0.2, delta=1e-3)
     found = spent(chosen, rounds=100, cohort=10, clients=100)
-    assert total(found) == total(found, "epsilon_known_cohorts")
+    assert total(found) == total(found, "epsilon_secret_cohorts")
 
 
 def test_epsilon_grows_with_rounds_and_cohorts_and_falls_with_noise() -> None:
     def central(z: float = 2.0, rounds: int = 20, cohort: int = 5) -> float:
         chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-3)
-        return total(spent(chosen, rounds=rounds, cohort=cohort, clients=100))
+        found = spent(chosen, rounds=rounds, cohort=cohort, clients=100)
+        return total(found, "epsilon_secret_cohorts")
 
     assert central(rounds=10) < central() < central(rounds=40)
     assert central(cohort=2) < central() < central(cohort=10)
@@ -290,17 +293,15 @@ def test_a_delta_of_one_client_or_more_is_advised_against() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    "keys",
     [
-        ({"kind": "centrall"}, "did you mean 'central'"),
-        ({"epsilon": 1.0}, "proven enough only there"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"clip_norm": 0.0}, "positive"),
-        ({"noise_multiplier": 0.0}, "positive"),
-        ({"delta": 1.0}, "delta"),
-        ({"delta": 0.0}, "delta"),
+        {"kind": "centrall"},
+        *({"epsilon": 1.0}, {"epsilon": 0.0}),
+        *({"clip_norm": 0.0}, {"clip_norm": math.inf}),
+        *({"noise_multiplier": 0.0}, {"noise_multiplier": math.nan}),
+        *({"delta": 1.0}, {"delta": 0.0}),
     ],
 )
-def test_settings_that_guarantee_nothing_are_refused(keys: dict[str, float], said: str) -> None:
-    with pytest.raises(FedlensError, match=said):
+def test_settings_that_guarantee_nothing_are_refused(keys: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="is no privacy"):
         PrivacySettings(**{"kind": "local", **keys})  # type: ignore[arg-type]

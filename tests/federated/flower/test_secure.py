@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
+
 from flwr.app import (
     Array,
     ArrayRecord,

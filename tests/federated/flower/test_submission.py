@@ -68,7 +68,7 @@ def test_what_check_raises_stops_the_run(link: Link) -> None:
     with pytest.raises(Enough):
         follow(submitted, say=lines.append, check=check)
     assert status_of(submitted) == "stopped"
-    assert max(b - a for a, b in pairwise(asked)) < 1.0
+    assert max(b - a for a, b in pairwise(asked)) < 10  # not only when the log has something
 
 
 def test_a_run_stopped_from_elsewhere_is_told_as_stopped(link: Link) -> None:
@@ -88,7 +88,7 @@ def test_a_run_nobody_knows_of_is_not_waited_for(link: Link) -> None:
     start = time.monotonic()
     with pytest.raises(FedlensError, match=r"does not know run 1: .*; run the same"):
         follow(Submitted(link.connection, 1), say=print)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_a_superlink_that_is_not_there_is_lost_after_some_patience() -> None:
@@ -98,7 +98,7 @@ def test_a_superlink_that_is_not_there_is_lost_after_some_patience() -> None:
     start = time.monotonic()
     with pytest.raises(FedlensError, match="then run the same command again"):
         follow(Submitted(nowhere, 1), say=print, patience=1.0)
-    assert 1.0 < time.monotonic() - start < 10
+    assert 1.0 < time.monotonic() - start < 30
 
 
 def test_a_certificate_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
+                umask=0o077,  # what they keep is nobody else's: keys, messages, updates
             )
         assert self._process.stdin is not None
         self._guard = self._process.stdin

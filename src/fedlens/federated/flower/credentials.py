@@ -70,7 +70,10 @@ def make_certificates(
         if fault is None and not renew:
             return found
         if not renew:
-            raise FedlensError(f"The certificates in {folder} {fault}: renew them.")
+            raise FedlensError(
+                f"The certificates in {folder} {fault}: renew them by `fedlens flower keys "
+                "--renew`."
+            )
         if found.authority.exists() and not found.authority_key.exists():
             raise FedlensError(
                 f"The certificates in {folder} are of an authority whose key is not there: renew "

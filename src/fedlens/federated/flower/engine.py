@@ -1,10 +1,11 @@
 """Rounds and questions over Flower, for the same loop that plays them in one process."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from fedlens.errors import FedlensError
 from fedlens.federated.client import Task, Update
@@ -38,6 +39,7 @@ class FlowerEngine:
         for client, reply in self.fleet.ask(MessageType.TRAIN, contents):
             task = by_client[client]
             if isinstance(reply, Missing):
+                _refuse_dead_worker(reply.why)
                 update = messages.lost(task, reply.why)
             else:
                 update = messages.update_of(task, reply, parameters)
@@ -76,10 +78,8 @@ class SecureEngine:
                 "Secure aggregation hides a node's clients from the server only if each has one: "
                 "deal the data to as many nodes as there are clients."
             )
-        if len(present) < FEWEST:
-            for task in tasks:
-                yield messages.lost(task, faults[task.client] or "too few clients to hide among")
-            return
+        if tasks and len(present) < FEWEST:
+            raise _nobody(tasks, "too few clients are there to hide among each other")
         shared = messages.vector(parameters)
         contents = {
             node: messages.work(task, self.stage, shared, self.extra)
@@ -88,7 +88,7 @@ class SecureEngine:
         for content in contents.values():
             self.fleet.stamp(content)
         found = secure_round(
-            self.fleet.grid,
+            cast(Grid, self.fleet.grid),
             contents,
             start=parameters,
             round_=tasks[0].round,
@@ -96,10 +96,11 @@ class SecureEngine:
             settings=self.settings,
         )
         missing = {present[node].client: why for node, why in found.missing.items()}
+        if found.change is None:
+            raise _nobody(tasks, next(iter(missing.values())))
         mean = {
-            name: (value.double() + found.change[name]).to(value.dtype)
+            name: (value.double() + found.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()
-            if found.change is not None
         }
         for task in tasks:
             if why := faults[task.client] or missing.get(task.client):
@@ -183,6 +184,15 @@ def _nobody(tasks: Sequence[Task], why: str) -> FedlensError:
         f"({why.rstrip('.')}): see to the nodes, then run the same command again; the rounds "
         "before are saved."
     )
+
+
+def _refuse_dead_worker(why: str) -> None:
+    """Flower would hand a simulation's next messages to the same dead process, round by round."""
+    if "ActorDied" in why or "RayActorError" in why:
+        raise FedlensError(
+            "A worker of the simulation died, often for lack of memory: run the same command again "
+            "with fewer engine.workers; the rounds before are saved."
+        )
 
 
 def _arrays(client: int, reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:

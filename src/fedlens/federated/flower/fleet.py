@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from fedlens.errors import FedlensError
 from fedlens.federated.crowd import Setup
 from fedlens.federated.flower import messages
+from fedlens.federated.flower.grid import GuardedGrid
 from fedlens.federated.flower.messages import CONFIG, UNPREPARED, Garbled
 
 POLL = 0.1  # seconds between two looks for answers
@@ -42,14 +43,14 @@ class Fleet:
         grid: Grid,
         *,
         clients: int,
-        world: Mapping[str, Any] | None,
+        identity: Mapping[str, Any] | None,
         deadline: float,
         check: Callable[[], None],
     ) -> None:
-        """`world` is what all nodes must say of their data; `check` may raise to stop waiting."""
-        self.grid = grid
+        """`identity` is what nodes must say of their data; `check` may raise to stop waiting."""
+        self.grid = GuardedGrid(grid, check)
         self.clients = clients
-        self.world = world
+        self.identity = identity
         self.deadline = deadline
         self.check = check
         self.setup: Setup | None = None
@@ -98,8 +99,8 @@ class Fleet:
         answers: dict[int, RecordDict | Missing] = {}
         self._push(MessageType.QUERY, asked, {n: n for n in new}, until, self.unheard, answers)
         self._listen(self.unheard, answers)
-        for node, reply in answers.items():
-            self._welcome(node, reply)
+        for node in sorted(answers):
+            self._welcome(node, answers[node])
         self._assign()
 
     def _absent(self, clients: Iterable[int]) -> list[int]:
@@ -192,9 +193,9 @@ class Fleet:
             keys.append(key)
         if not outgoing:
             return
-        for key, identity in zip(keys, self.grid.push_messages(outgoing), strict=True):
-            if identity:
-                waiting[identity] = key
+        for key, name in zip(keys, self.grid.push_messages(outgoing), strict=True):
+            if name:
+                waiting[name] = key
             else:
                 answers[key] = Missing("its node took no message")
 
@@ -211,12 +212,12 @@ class Fleet:
         try:
             if isinstance(reply, Missing):
                 raise Garbled(reply.why)
-            claimed, world = messages.introduction_of(reply)
+            claimed, identity = messages.introduction_of(reply)
         except Garbled as why:
             log.warning("node %d did not introduce itself: %s", node, why)
             self.again[node] = time.monotonic() + SILENCE
             return
-        if self.world is not None and world != self.world:
+        if self.identity is not None and identity != self.identity:
             log.warning("node %d has data of another world: it is left out", node)
             claimed = ()
         if taken := [client for client in claimed if client in self.host]:
@@ -225,9 +226,9 @@ class Fleet:
         self._assign()
 
     def _assign(self) -> None:
-        """Every client to one node, the first of those that host it."""
+        """Every client to one node, the first that came of those that host it."""
         self.host = {}
-        for node in sorted(self.hosted):
+        for node in self.hosted:
             for client in self.hosted[node]:
                 self.host.setdefault(client, node)
 

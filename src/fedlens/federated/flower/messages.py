@@ -47,7 +47,11 @@ def tensors(record: ArrayRecord, like: Params) -> dict[str, torch.Tensor]:
     if {flat.dtype} != kinds:
         raise Garbled(f"its values are {flat.dtype}, not {' or '.join(map(str, kinds))}")
     parts = zip(like.items(), torch.split(flat, sizes), strict=True)
-    return {name: part.view(value.shape) for (name, value), part in parts}
+    return {name: _placed(part.view(value.shape), value) for (name, value), part in parts}
+
+
+def _placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return value if like.is_meta else value.to(like.device)
 
 
 def work(task: Task, stage: str, parameters: ArrayRecord, extra: Mapping[str, Any]) -> RecordDict:
@@ -94,12 +98,12 @@ def introduction(told: Mapping[str, Any]) -> RecordDict:
 
 
 def introduction_of(content: RecordDict) -> tuple[tuple[int, ...], Any]:
-    """The clients a node hosts, and of which world."""
+    """The clients a node hosts, and what its data are of."""
     if why := refused(content):
         raise Garbled(why)
     try:
         told = json.loads(str(content.config_records[CONFIG]["introduction"]))
-        return tuple(int(client) for client in told["clients"]), told["world"]
+        return tuple(int(client) for client in told["clients"]), told["identity"]
     except (KeyError, TypeError, ValueError) as error:
         raise Garbled("what it said is no introduction") from error
 

@@ -11,10 +11,9 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,16 +31,17 @@ from fedlens.files import replacing, write_json
 
 CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 NOTHING: Mapping[str, str] = {}
+NOT_TAKEN = "Failed to activate SuperNode"  # Flower's words for an unknown key, or one in use
 ADVICE = {  # by what Flower writes when a node is refused
-    "Failed to activate SuperNode": "register its public key at the SuperLink; if that was done, a "
+    NOT_TAKEN: "register its public key at the SuperLink; if that was done, a "
     "node with the same key is online, or was killed less than a minute ago",
     "CERTIFICATE_VERIFY_FAILED": "give it the ca.crt of the SuperLink that it is to trust, and an "
     "address that the SuperLink's certificate covers",
     "Connection attempt failed": "see that the SuperLink runs at the address that it was given, "
     "and that both or neither are insecure",
 }
-
-Isolation = Literal["subprocess", "process"]
+MADE = "`fedlens flower keys` makes it, for development"
+COPIED = "copy it from the SuperLink's host, where `fedlens flower keys` made it"
 
 
 class SuperLink(Child):
@@ -56,7 +56,7 @@ class SuperLink(Child):
         self,
         folder: Path,
         *,
-        address: str = "127.0.0.1:9092",
+        address: str,
         insecure: bool = False,
         environment: Mapping[str, str] = NOTHING,
     ) -> None:
@@ -77,9 +77,9 @@ class SuperLink(Child):
         if insecure:
             command += ["--insecure"]
         else:
-            command += ["--ssl-ca-certfile", _present(certificates.authority)]
-            command += ["--ssl-certfile", _present(certificates.server)]
-            command += ["--ssl-keyfile", _present(certificates.server_key)]
+            command += ["--ssl-ca-certfile", _present(certificates.authority, MADE)]
+            command += ["--ssl-certfile", _present(certificates.server, MADE)]
+            command += ["--ssl-keyfile", _present(certificates.server_key, MADE)]
             command += ["--enable-supernode-auth"]
         _tell(folder, self.connection)
         super().__init__(
@@ -115,9 +115,8 @@ class SuperLink(Child):
 class SuperNode(Child):
     """One node: it takes messages from the SuperLink for the ClientApp that trains on its shard.
 
-    With isolation `subprocess` Flower starts a ClientApp per message; with `process` an executor
-    of ours takes them from the node's Runtime API at `runtime`, and shows `secret`. A node that
-    loses the SuperLink tries again for `reconnect` seconds, with None for ever.
+    Our own executor takes them from the node's Runtime API at `runtime`, and shows `secret`. A
+    node that does not find the SuperLink, or loses it, looks for it for `reconnect` seconds.
     """
 
     def __init__(
@@ -127,30 +126,24 @@ class SuperNode(Child):
         *,
         connection: Connection,
         shard: Path,
-        isolation: Isolation = "process",
-        runtime: str = "127.0.0.1:0",
-        reconnect: float | None = 600.0,
-        environment: Mapping[str, str] = NOTHING,
+        reconnect: float = 600.0,
     ) -> None:
         folder = folder.absolute()
-        self.runtime = _free(runtime)
+        self.runtime = _free("127.0.0.1:0")
         self.secret = _fresh_secret(folder / "keys" / f"{name}.secret")
         command = [_script("flower-supernode"), "--superlink", connection.address]
         command += _trust(connection)
         if not connection.insecure:
-            command += ["--auth-supernode-private-key", _present(folder / "keys" / name)]
+            command += ["--auth-supernode-private-key", _present(folder / "keys" / name, COPIED)]
         command += _listen(self.runtime)
         command += ["--node-config", f"shard={json.dumps(str(shard.absolute()))}"]
-        command += ["--isolation", isolation]
-        if isolation == "process":
-            command += ["--superexec-auth-secret-file", str(self.secret)]
-        if reconnect is not None:
-            command += ["--max-wait-time", str(reconnect)]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
+        command += ["--max-wait-time", str(reconnect)]
         super().__init__(
             f"The SuperNode {name}",
             command,
             log=folder / "logs" / f"{name}.log",
-            environment=_environment(folder, environment),
+            environment=_environment(folder),
             advice=ADVICE,
         )
 
@@ -159,23 +152,31 @@ class SuperNode(Child):
         found = CONNECTED.search(self.said())
         return int(found[1]) if found else None
 
-    def wait_until_ready(self, *, patience: float = 60.0) -> None:
-        self.wait(lambda: self.connected() is not None, patience=patience)
+    def wait_until_ready(
+        self, *, patience: float = 60.0, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check` may raise to stop waiting."""
+
+        def ready() -> bool:
+            check()
+            return self.connected() is not None
+
+        self.wait(ready, patience=patience)
 
 
 @dataclass(frozen=True)
-class Node:
+class Registered:
     number: int
     name: str
     status: str  # registered, online, offline or unregistered
     public_key: bytes
 
 
-def nodes(connection: Connection) -> list[Node]:
+def nodes(connection: Connection) -> list[Registered]:
     """The nodes that the SuperLink knows."""
     with speaking(connection) as client:
         found = client.ListNodes(ListNodesRequest()).nodes_info
-    return [Node(one.node_id, one.name, one.status, one.public_key) for one in found]
+    return [Registered(one.node_id, one.name, one.status, one.public_key) for one in found]
 
 
 def register(connection: Connection, public_key: Path) -> int:
@@ -225,12 +226,12 @@ def _trust(connection: Connection) -> list[str]:
     if connection.insecure:
         return ["--insecure"]
     root = connection.root_certificates
-    return ["--root-certificates", _present(root.absolute())] if root else []
+    return ["--root-certificates", _present(root.absolute(), COPIED)] if root else []
 
 
-def _present(path: Path) -> str:
+def _present(path: Path, remedy: str) -> str:
     if not path.is_file():
-        raise FedlensError(f"{path} is missing: `fedlens flower keys` makes it, for development.")
+        raise FedlensError(f"{path} is missing: {remedy}.")
     return str(path)
 
 
@@ -266,7 +267,7 @@ def _script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
+def _environment(folder: Path, more: Mapping[str, str] = NOTHING) -> dict[str, str]:
     """Flower's own children are found beside us; nothing is reported, looked up or left at home."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     flower = {

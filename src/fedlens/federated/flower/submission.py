@@ -36,6 +36,7 @@ from fedlens.errors import FedlensError
 PULSE = 1.0  # seconds between two looks at whether a run goes on
 CHECK = 0.2  # seconds between two calls of a follower's `check`
 UNKNOWN = ApiErrorCode.RUN_ID_NOT_FOUND
+STARTING = 180.0  # seconds that a run may wait for its ServerApp, which imports torch first
 LAST_WORDS = 5.0  # seconds that the log of a run that ended may take to come
 
 News = queue.SimpleQueue["str | Ended | FedlensError"]
@@ -166,8 +167,16 @@ def _read(submitted: Submitted, news: News, over: threading.Event) -> None:
 
 
 def _watch(submitted: Submitted, news: News, over: threading.Event, patience: float) -> None:
-    """The run's end, or that nothing can be known of it any more."""
-    heard = time.monotonic()
+    try:
+        _wait_for_end(submitted, news, over, patience)
+    except Exception as error:  # whoever follows waits for this thread's word
+        news.put(FedlensError(f"The run cannot be followed any more: {error!r}."))
+
+
+def _wait_for_end(submitted: Submitted, news: News, over: threading.Event, patience: float) -> None:
+    """Tells the run's end, or that nothing can be known of it any more."""
+    asked = heard = time.monotonic()
+    begun = False
     while not over.wait(PULSE):
         try:
             with speaking(submitted.connection) as client:
@@ -185,6 +194,17 @@ def _watch(submitted: Submitted, news: News, over: threading.Event, patience: fl
         if found.status == Status.FINISHED:
             news.put(Ended(found.sub_status, found.details))
             return
+        begun = begun or found.status == Status.RUNNING
+        if not begun and heard - asked > STARTING:
+            news.put(_unbegun(submitted))
+            return
+
+
+def _unbegun(submitted: Submitted) -> FedlensError:
+    return FedlensError(
+        f"The SuperLink at {submitted.connection.address} did not begin the run within "
+        f"{STARTING:g} s: see that its executor of ServerApps runs (logs/serverapp.log)."
+    )
 
 
 def _forgotten(submitted: Submitted) -> FedlensError:
@@ -216,7 +236,7 @@ def speaking(connection: Connection) -> Iterator[ControlHttpClient]:
             [RuntimeVersionHttpInterceptor("fedlens")],
         ) as client:
             yield client
-    except (httpx.HTTPError, OSError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
             raise Refused(connection, error) from error
         raise FedlensError(
