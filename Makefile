@@ -37,7 +37,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 test: $(READY) ## Set up, then run the whole test suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## Check style, types (mypy --strict) and the layers of the architecture.
 	$(BIN)/ruff check .

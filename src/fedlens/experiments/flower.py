@@ -13,10 +13,10 @@ from fedlens.data import shards
 from fedlens.data.shards import NodeShard, ServerShard
 from fedlens.errors import FedlensError
 from fedlens.experiments.config import Config
+from fedlens.experiments.device import choose_device
 from fedlens.experiments.holding import Holding, of_server, world
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated.crowd import Crowd
-from fedlens.federated.flower import require
 from fedlens.threads import available
 
 if TYPE_CHECKING:
@@ -92,20 +92,19 @@ def _crowd(
 
 @contextmanager
 def _simulation(config: Config) -> Iterator[tuple["Grid", Callable[[], None]]]:
-    require()
     from fedlens.experiments import flower_apps
     from fedlens.federated.flower.simulation import simulated
 
     assert config.federated.clients is not None
     threads = settled(config).engine.threads_per_client or 1
-    gpus = torch.cuda.device_count()
+    gpus = torch.cuda.device_count() if choose_device(config.device).type == "cuda" else 0
     actors = config.engine.workers or gpus or max(1, available() // threads)
     with simulated(
         flower_apps.client,
         clients=config.federated.clients,
         actors=actors,
         threads=threads,
-        gpus=gpus / actors,
+        gpus=min(1.0, gpus / actors),
     ) as found:
         yield found
 
