@@ -215,11 +215,9 @@ def _composed(overrides: list[str]) -> Config:
 def load(path: Path) -> Config:
     """A run's own config.yaml, held to the same schema."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")  # what is no text is no config
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise FedlensError(f"{path} is not a config of this version: it is no text.") from error
     return from_yaml(text, str(path))
 
 
