@@ -23,15 +23,8 @@ from fedlens.experiments.compose import (
     to_yaml,
     word,
 )
-from fedlens.experiments.config import (
-    Config,
-    MergeConfig,
-    essence,
-    keys,
-    rounds,
-    run_name,
-    unit,
-)
+from fedlens.experiments.config import Config, MergeConfig, keys, rounds, unit
+from fedlens.experiments.naming import essence, run_name
 from fedlens.experiments.validate import validate
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.compose import compose, options
-from fedlens.experiments.config import essence, run_name
 from fedlens.experiments.cost import units
+from fedlens.experiments.naming import essence, run_name
 from fedlens.experiments.plan import once, planned
 from fedlens.experiments.suite import Cell, find, only, suites
 

@@ -14,7 +14,8 @@ from optuna.trial import Trial
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.compose import compose, documentation
-from fedlens.experiments.config import Config, essence
+from fedlens.experiments.config import Config
+from fedlens.experiments.naming import essence
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.searches import Search
 from fedlens.experiments.signals import Interrupted

@@ -23,8 +23,9 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlens[fl
 from fedlens.errors import FedlensError
 from fedlens.experiments import deployment
 from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config, run_name
+from fedlens.experiments.config import Config
 from fedlens.experiments.holding import deal
+from fedlens.experiments.naming import run_name
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.run import start
 from fedlens.federated.flower.child import Child

@@ -21,7 +21,8 @@ from fedlens.experiments.asked import kept_rounds
 from fedlens.experiments.build import Parts
 from fedlens.experiments.checkpoint import TENSORS
 from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config, essence
+from fedlens.experiments.config import Config
+from fedlens.experiments.naming import essence
 from fedlens.experiments.opened import open_run
 from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import start

@@ -10,7 +10,7 @@ from tests.reporting import worlds
 from tests.reporting.worlds import CENTRAL, NONIID, RIDGE, edit, masked, study_of, write_run
 
 from fedlens.experiments import compose
-from fedlens.experiments.config import run_name
+from fedlens.experiments.naming import run_name
 from fedlens.reporting.audit import audit
 from fedlens.reporting.chapters import comparisons, six_models
 from fedlens.reporting.content import Check

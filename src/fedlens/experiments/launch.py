@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import Config, run_name
+from fedlens.experiments.config import Config
+from fedlens.experiments.naming import run_name
 from fedlens.experiments.outlook import Outlook
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Interrupted, StopRequest

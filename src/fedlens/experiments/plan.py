@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import Config, essence, unit
+from fedlens.experiments.config import Config, unit
 from fedlens.experiments.cost import (
     OVERHEAD,
     PRETRAINED,
@@ -17,6 +17,7 @@ from fedlens.experiments.cost import (
     work_of,
 )
 from fedlens.experiments.launch import Piece, folder_of
+from fedlens.experiments.naming import essence
 from fedlens.experiments.outlook import Outlook, position
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.suite import Cell

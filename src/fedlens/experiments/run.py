@@ -21,7 +21,7 @@ from fedlens.experiments import compose, manifest, privacy
 from fedlens.experiments.build import Parts, build, resolved
 from fedlens.experiments.central import Central
 from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.config import Config, essence, rounds, run_name
+from fedlens.experiments.config import Config, rounds
 from fedlens.experiments.device import choose_device
 from fedlens.experiments.engine import choose_engine
 from fedlens.experiments.federation import Federation
@@ -32,6 +32,7 @@ from fedlens.experiments.logs import logging_to
 from fedlens.experiments.loop import Loop, Position, Watch
 from fedlens.experiments.masking import masked
 from fedlens.experiments.measure import Measure
+from fedlens.experiments.naming import essence, run_name
 from fedlens.experiments.outcome import conclude, per_client, sign
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.signals import Abandoned, Interrupted, StopRequest, listening

@@ -24,7 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedlens.errors import FedlensError
 from fedlens.experiments import compose
-from fedlens.experiments.config import Config, RunConfig, essence, rounds, run_name
+from fedlens.experiments.config import Config, RunConfig, rounds
+from fedlens.experiments.naming import essence, run_name
 from fedlens.experiments.space import Dimension
 from fedlens.experiments.trials import Record
 from fedlens.files import replacing

@@ -14,7 +14,8 @@ import yaml
 
 from fedlens.errors import FedlensError
 from fedlens.experiments import compose
-from fedlens.experiments.config import Config, run_name
+from fedlens.experiments.config import Config
+from fedlens.experiments.naming import run_name
 from fedlens.reporting.study import Record, Run, value_of
 
 NAMED = {  # what manifest and result repeat of the config
