@@ -20,7 +20,8 @@ from mkdocs.exceptions import PluginError
 
 from fedlens.cli import app
 from fedlens.experiments import suite
-from fedlens.experiments.compose import compose, groups, options
+from fedlens.experiments.catalogue import groups, options
+from fedlens.experiments.compose import compose
 from fedlens.experiments.config import keys
 from fedlens.reporting import about
 

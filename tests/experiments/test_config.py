@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedlens.errors import FedlensError
 from fedlens.experiments import validate as validate_module
+from fedlens.experiments.catalogue import groups, options
 from fedlens.experiments.compose import (
     amend,
     changed,
@@ -17,9 +18,7 @@ from fedlens.experiments.compose import (
     compose,
     documentation,
     experiments,
-    groups,
     load,
-    options,
     to_yaml,
     word,
 )

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.errors import FedlensError
-from fedlens.experiments.compose import compose, options
+from fedlens.experiments.catalogue import options
+from fedlens.experiments.compose import compose
 from fedlens.experiments.cost import units
 from fedlens.experiments.naming import essence, run_name
 from fedlens.experiments.plan import once, planned

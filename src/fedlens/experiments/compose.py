@@ -22,10 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlens.errors import FedlensError, suggest
+from fedlens.experiments.catalogue import CONFIGS, groups, header, options
 from fedlens.experiments.config import CIRCUMSTANCES, Config, keys
 from fedlens.experiments.validate import validate
 
-CONFIGS = "fedlens.configs"
 FROM_FILE = "from_file"  # what Hydra calls an experiment that is somebody's own file
 MOVABLE = (*(key for key in CIRCUMSTANCES if key != "run"), "backbone.weights")
 
@@ -51,30 +51,6 @@ def documentation(experiment: str) -> str:
     if _is_file(experiment):
         return header(_text(Path(experiment)))
     return next(entry.documentation for entry in experiments() if entry.name == experiment)
-
-
-def header(text: str) -> str:
-    """What the comments at the head of a YAML file say."""
-    lines = [line for line in text.splitlines() if line.startswith("#") and "@package" not in line]
-    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
-
-
-def groups() -> list[str]:
-    """The folders one option is chosen from; a suite is not part of a config."""
-    return sorted(
-        entry.name
-        for entry in files(CONFIGS).iterdir()
-        if entry.is_dir() and not entry.name.startswith("_") and entry.name != "suite"
-    )
-
-
-def options(group: str) -> list[str]:
-    folder = files(CONFIGS).joinpath(group)
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".yaml")
-    )
 
 
 def compose(experiment: str, overrides: list[str]) -> Config:

@@ -20,7 +20,8 @@ from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.compose import CONFIGS, changed, compose, groups, header, options
+from fedlens.experiments.catalogue import CONFIGS, groups, header, options
+from fedlens.experiments.compose import changed, compose
 from fedlens.experiments.config import Config
 
 SLASH = " / "  # between the parts of a label
