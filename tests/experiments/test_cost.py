@@ -38,6 +38,12 @@ def test_central_training_sees_every_image_once_an_epoch() -> None:
     assert work.shared == ()
 
 
+def test_an_epoch_cut_short_is_so_many_batches() -> None:
+    words = ["train.epochs=2", "train.batch_size=80"]
+    told = [work_of(compose("centralized", [*words, f"train.epoch_steps={n}"])) for n in (128, 999)]
+    assert [work.images["train"] for work in told] == [2 * 128 * 80, 2 * 45_000]
+
+
 def test_a_test_curve_doubles_the_looks_and_no_test_takes_the_last_one_away() -> None:
     curve = work_of(compose("centralized", ["evaluate.test_curve=true", "train.epochs=2"]))
     assert curve.images["evaluate"] == 2 * (5_000 + 10_000) + 10_000
@@ -67,12 +73,12 @@ def test_stragglers_and_dropouts_do_less() -> None:
 
 
 def test_a_sparse_run_calibrates_and_takes_features_for_its_head() -> None:
-    """Four rounds over 2,000 validation images; features of all 20,000; a look before round 1."""
+    """Four rounds over 2,000 validation images; features of all 20,000, from which round 0 is."""
     work = work_of(compose("quickstart_sparse", []))
     assert shared(work) == {
         "pretraining": PRETRAINING, "train features": 20_000, "masks": 4 * 2_000,
     }  # fmt: skip
-    assert work.images["evaluate"] == (1 + 2) * 2_000 + 5_000
+    assert work.images["evaluate"] == 2 * 2_000 + 5_000
     random = work_of(compose("quickstart_sparse", ["sparse.rule=random"]))
     assert "masks" not in shared(random)
 

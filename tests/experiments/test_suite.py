@@ -119,6 +119,34 @@ def test_a_section_in_a_section_is_found_beside_its_file_and_labelled_by_both(
     assert {cell.config.train.lr for cell in cells} == {1.0}  # the outer section's words are last
 
 
+def test_common_words_come_before_all_others_and_reach_every_section(folder: Path) -> None:
+    path = folder / "mine.yaml"
+    path.write_text(
+        """
+common: federated.clients=30 train.lr=0.1 train.momentum=0.5
+rows:
+  alone: fedavg_iid train.lr=0.2
+sections:
+  beside: other.yaml federated.clients=40
+"""
+    )
+    alone, beside = (cell.config for cell in find(str(path)).cells())
+    assert (alone.federated.clients, alone.train.lr, alone.train.momentum) == (30, 0.2, 0.5)
+    assert (beside.federated.clients, beside.train.lr, beside.train.momentum) == (40, 0.1, 0.5)
+    changed = find(str(path)).cells(["train.momentum=0.7"])
+    assert {cell.config.train.momentum for cell in changed} == {0.7}
+
+
+def test_a_section_written_out_is_the_suite_it_would_be_in_a_file(folder: Path) -> None:
+    path = folder / "mine.yaml"
+    inner = TABLE.replace("\n", "\n    ")
+    path.write_text(f"common: train.lr=0.3\nsections:\n  first:{inner}")
+    (folder / "outer.yaml").write_text("common: train.lr=0.3\nsections: {first: inner.yaml}")
+    written, named = (find(str(folder / name)).cells() for name in ("mine.yaml", "outer.yaml"))
+    assert written == named
+    assert {cell.config.train.lr for cell in written} == {0.3}
+
+
 def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text("sections: {a: heterogeneity, b: local_steps}")
@@ -149,6 +177,11 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
         ('sections: {a: "quick \'it"}', "quotes in pairs"),
         ('rows: {a: fedavg_iid}\nanalyses: {"alpha \'it": [a]}', "words of `fedlens arithmetic`"),
         ("rows: {a: fedavg_iid}\nanalyses: {'': [a]}", "words of `fedlens arithmetic`"),
+        ("rows: {a: fedavg_iid}\ncommon: 1", "common is key=value words"),
+        ("rows: {a: fedavg_iid}\ncommon: \"train.lr='it\"", "quotes in pairs"),
+        ("sections: {a: {seeds: 2}}", "mine.yaml, section a is not a suite"),
+        ("sections: {a: {rows: {b: ''}}}", "section a: rows map"),
+        ("sections: {a: {sections: {b: mine.yaml}}}", "has itself as a section"),
         ("sections: {a: mine.yaml}", "has itself as a section"),
         ("sections: {a: beside.yaml}", "has itself as a section"),
         ("sections: {a: nonsense}", "There is no suite 'nonsense'"),

@@ -56,6 +56,7 @@ class Parts:
     prepared: bool  # the head was computed or trained beforehand, not merely initialised
     inputs: dict[str, Any]  # hashes of what went in: a resumed run must find the same
     facts: dict[str, Any]  # what was found out on the way, for the records
+    untouched: FeatureExamples | None = None  # validation as the pretrained backbone sees it
     masks: Masks = field(default_factory=dict)  # of what is trained in part
 
     @property
@@ -110,12 +111,14 @@ def build(
     train: Examples = ImageExamples(images, kept, augmented)
     validation: Examples = ImageExamples(images, held_out, plain)
     facts: dict[str, Any] = {}
+    untouched = None
     given, head = head is not None, head or heads.linear(width, classes, config.seed)
     if crowd:
         crowd.prepare(setup(config, weights_hash))
     if on_features or (prepared and not given):
         found = extractor(images, "train", config.data.train_per_class)
         known, unknown = (FeatureExamples(found[i], images.labels[i]) for i in (kept, held_out))
+        untouched = unknown
         if on_features:
             train, validation = known, unknown
         if config.head.name == "trained" and not given:
@@ -151,6 +154,7 @@ def build(
         prepared=prepared,
         inputs=inputs,
         facts=facts,
+        untouched=untouched if len(held_out) else None,
     )
 
 

@@ -22,6 +22,12 @@ from fedlens.sparse.sgdm import sgdm
 from fedlens.training.local import Model, local_step, set_lr
 
 
+def epoch_length(config: Config, examples: int) -> int:
+    """Steps of an epoch: until every example was seen, or as told if that is sooner."""
+    whole = -(-examples // config.train.batch_size)
+    return min(whole, config.train.epoch_steps or whole)
+
+
 class Central:
     """One central run: `run` is the loop, the rest are its parts in the order they are used."""
 
@@ -35,7 +41,7 @@ class Central:
         self.loop = loop
         self.stop = stop
         self.optimizer = self._optimizer()
-        self.epoch_length = -(-len(parts.train) // config.train.batch_size)
+        self.epoch_length = epoch_length(config, len(parts.train))
 
     def run(self) -> Position:
         """Trains to the end, or raises `Interrupted` once it has saved where it stopped."""
@@ -97,7 +103,7 @@ class Central:
         stream = Stream(self.config.seed, ("central", position.done))
         batches = shuffled(len(self.parts.train), settings.batch_size, stream.draw("order"))
         with bar(f"epoch {position.done + 1} of {self.loop.total}", self.stop) as update:
-            for index in batches[position.step :]:
+            for index in batches[position.step : self.epoch_length]:
                 began = time.monotonic()
                 done = position.done * self.epoch_length + position.step
                 set_lr(optimizer, settings.lr * settings.schedule.factor(done, total))

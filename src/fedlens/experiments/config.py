@@ -54,6 +54,7 @@ class HeadConfig:
 class TrainConfig:
     what: str = "full"  # head | full | last_blocks:N
     epochs: int = 10
+    epoch_steps: int | None = None  # an epoch ends after so many steps; null: with the last image
     batch_size: int = 64
     micro_batch: int | None = None
     lr: float = 1e-3

@@ -61,7 +61,7 @@ def weigh(images: Mapping[str, int], per_image: Mapping[str, float] = NOMINAL) -
 def work_of(config: Config) -> Work:
     sizes = _Sizes.of(config)
     total = units(config)
-    trained = total * (_round_images(config, sizes) if config.federated.clients else sizes.kept)
+    trained = total * (_round_images if config.federated.clients else _epoch_images)(config, sizes)
     looks = _evaluations(config, total)
     evaluated = looks * sizes.held_out + sizes.test
     if config.evaluate.test_curve:
@@ -117,10 +117,15 @@ def _on_features(config: Config) -> bool:
 
 
 def _evaluations(config: Config, total: int) -> int:
-    """Every so many units, after the last, and before the first where the head is prepared."""
+    """Every so many units and after the last; before the first a prepared head has its features."""
     every = config.evaluate.every
-    begun = config.head.name != "linear" or not total
+    begun = not total or (config.head.name != "linear" and _on_features(config))
     return total // every + (total % every > 0) + begun
+
+
+def _epoch_images(config: Config, sizes: _Sizes) -> int:
+    train = config.train
+    return min(sizes.kept, (train.epoch_steps or sizes.kept) * train.batch_size)
 
 
 def _round_images(config: Config, sizes: _Sizes) -> int:

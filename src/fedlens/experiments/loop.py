@@ -117,7 +117,7 @@ class Loop:
         record = {self.unit: number, **record}
         score, better = None, False
         if number == self.total or number % self.config.evaluate.every == 0:
-            validation = self.measure.validation()
+            validation = self.measure.validation() if number else self.measure.before_training()
             if self.test_curve:
                 self.test_curve(number)
             if validation:

@@ -6,11 +6,14 @@ and the final test needs the choice to have been made.
 
 from collections.abc import Callable, Mapping
 
+from torch import nn
+
 from fedlens.data.images import Examples, Images
 from fedlens.data.splits import Choice
 from fedlens.experiments.build import Parts
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
+from fedlens.models.classifier import Classifier
 from fedlens.training.evaluate import Evaluation, evaluate
 from fedlens.training.local import Model
 
@@ -28,6 +31,14 @@ class Measure:
         examples = self.parts.validation
         return None if examples is None else self._evaluate("validation", examples)
 
+    def before_training(self) -> Evaluation | None:
+        """As `validation`, of a model not trained yet: features that are at hand save a pass."""
+        found = self.parts.untouched
+        if found is None:
+            return self.validation()
+        head = Classifier(nn.Identity(), self.parts.model.head)
+        return self._evaluate("validation", found, head)
+
     def test_curve(self, sink: Sink) -> Callable[[int], None]:
         """`record(unit)` evaluates on test, sends the scalars to the sink, and returns nothing."""
         prepared: list[Examples] = []
@@ -42,10 +53,10 @@ class Measure:
     def test(self, choice: Choice) -> Evaluation:
         return self._evaluate("test", self.parts.test_examples(self.parts.test.open(choice)))
 
-    def _evaluate(self, title: str, examples: Examples) -> Evaluation:
+    def _evaluate(self, title: str, examples: Examples, model: Model | None = None) -> Evaluation:
         with bar(title, self.stop) as progress:
             return evaluate(
-                self.model,
+                model or self.model,
                 examples,
                 classes=self.parts.classes,
                 batch_size=self.batch_size,

@@ -20,6 +20,8 @@ def essence(config: Config) -> dict[str, Any]:
         del branch[last]
     if not config.privacy.on:
         del kept["privacy"]
+    if config.train.epoch_steps is None:
+        del kept["train"]["epoch_steps"]
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         kept["backbone"]["weights"] = PurePath(config.backbone.weights).name
     return kept

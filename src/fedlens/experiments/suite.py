@@ -1,12 +1,13 @@
 """Suites: tables of runs declared in YAML, and studies made of several such tables.
 
-A row is an experiment with overrides, a column more; a section is another suite with words for all
-its runs; `analyses` are words of `fedlens arithmetic`, asked of the rows they list afterwards. Runs
-are found by what they are, so suites share them, skip what is finished and continue the rest.
+A row is an experiment with overrides, a column more; `common` are overrides of all runs, which rows
+and columns may change. A section is another suite with words for all its runs, or one written out
+in its place. `analyses` are words of `fedlens arithmetic`, asked of the rows they list afterwards.
+Runs are found by what they are: suites share them, skip what is finished and continue the rest.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -52,6 +53,7 @@ class Suite:
     analyses: dict[str, list[str]] = field(default_factory=dict)  # words → labels of rows
     seeds: int | None = None  # how many, where the command does not say
     sections: dict[str, tuple["Suite", list[str]]] = field(default_factory=dict)
+    common: str = ""  # overrides of all runs, before those of rows and columns
 
     def cells(self, overrides: Sequence[str] = (), *, seeds: int | None = None) -> list[Cell]:
         """Every run, composed: the whole study at its first seed, then at the next.
@@ -63,7 +65,7 @@ class Suite:
                 "run.name would make all runs of the suite one: leave it out, and say run.root "
                 "for another folder."
             )
-        found = list(self._cells("", list(overrides), None))
+        found = list(self._cells("", [], list(overrides), None))
         counts = [seeds or told or 1 for _, told in found]
         return [
             _reseeded(cell, number)
@@ -73,20 +75,20 @@ class Suite:
         ]
 
     def _cells(
-        self, section: str, last: list[str], told: int | None
+        self, section: str, first: list[str], last: list[str], told: int | None
     ) -> Iterator[tuple[Cell, int | None]]:
         """Cells at their first seed, and how many seeds were told: the nearest one told counts."""
-        told = self.seeds or told
+        told, first = self.seeds or told, [*first, *shlex.split(self.common)]
         for row, words in self.rows.items():
             experiment, *own = shlex.split(words)
             asked = [analysis for analysis, labels in self.analyses.items() if row in labels]
             for column, more in self.columns.items():
-                said = _last_of_each([*own, *shlex.split(more), *last])
+                said = _last_of_each([*first, *own, *shlex.split(more), *last])
                 config = _composed(experiment, tuple(said))
                 yield Cell(section, row, column, config, [experiment, *said], asked), told
         for label, (suite, more_words) in self.sections.items():
             where = SLASH.join(filter(None, (section, label)))
-            yield from suite._cells(where, [*more_words, *last], told)
+            yield from suite._cells(where, first, [*more_words, *last], told)
 
 
 def suites() -> list[Suite]:
@@ -190,45 +192,64 @@ def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, .
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FedlensError(f"{path} is not a suite: it is not YAML.") from error
+    return _parsed(told, str(path), name, header(text), folder, chain)
+
+
+def _parsed(
+    told: Any, where: str, name: str, documentation: str, folder: Path, chain: tuple[str, ...]
+) -> Suite:
+    """What YAML says, checked; `where` it says so begins a complaint."""
     if not isinstance(told, dict) or not told.keys() & {"rows", "sections"}:
         raise FedlensError(
-            f"{path} is not a suite: it needs `rows`, each an experiment with overrides, or "
+            f"{where} is not a suite: it needs `rows`, each an experiment with overrides, or "
             "`sections`, each another suite."
         )
-    known = ("sections", "seeds", "rows", "columns", "analyses")
+    known = ("common", "sections", "seeds", "rows", "columns", "analyses")
     if unknown := [str(key) for key in told if key not in known]:
-        raise FedlensError(f"{path} has keys a suite does not know: {', '.join(unknown)}.")
+        raise FedlensError(f"{where} has keys a suite does not know: {', '.join(unknown)}.")
     rows, columns = told.get("rows", {}), told.get("columns", {"": ""})
     sections, seeds = told.get("sections", {}), told.get("seeds")
-    for key, table in (("rows", rows), ("columns", columns), ("sections", sections)):
-        if key in told and not _of_words(table):
+    tables = (("rows", rows, _is_words), ("columns", columns, _is_words))
+    for key, table, fits in (*tables, ("sections", sections, _is_section)):
+        if key in told and not _of_labels(table, fits):
             raise FedlensError(
-                f"{path}: {key} map at least one label to words of a command line, with quotes in "
+                f"{where}: {key} map at least one label to words of a command line, with quotes in "
                 "pairs."
             )
+    common = told.get("common", "")
+    if common and not _is_words(common):
+        raise FedlensError(f"{where}: common is key=value words, with quotes in pairs.")
     if seeds is not None and (type(seeds) is not int or seeds < 1):
-        raise FedlensError(f"{path}: seeds is a whole number of at least 1, not {seeds}.")
+        raise FedlensError(f"{where}: seeds is a whole number of at least 1, not {seeds}.")
     analyses = told.get("analyses", {})
     if not isinstance(analyses, dict) or not all(
         _is_words(words) and _of_rows(asked, rows) for words, asked in analyses.items()
     ):
         raise FedlensError(
-            f"{path}: analyses map words of `fedlens arithmetic` to a list of labels of its rows."
+            f"{where}: analyses map words of `fedlens arithmetic` to a list of labels of its rows."
         )
     found = {}
-    for label, words in sections.items():
-        which, *rest = shlex.split(words)
-        found[label] = (_find(which, folder, chain), rest)
+    for label, section in sections.items():
+        if isinstance(section, dict):
+            inner = _parsed(section, f"{where}, section {label}", label, "", folder, chain)
+            found[label] = (inner, [])
+        else:
+            which, *rest = shlex.split(section)
+            found[label] = (_find(which, folder, chain), rest)
     rows = {label: _beside(words, folder) for label, words in rows.items()}
-    return Suite(name, header(text), rows, columns, analyses, seeds, found)
+    return Suite(name, documentation, rows, columns, analyses, seeds, found, common)
 
 
-def _of_words(table: object) -> bool:
+def _of_labels(table: object, fits: Callable[[object], bool]) -> bool:
     return (
         isinstance(table, dict)
         and bool(table)
-        and all(isinstance(key, str) and _is_words(value) for key, value in table.items())
+        and all(isinstance(key, str) and fits(value) for key, value in table.items())
     )
+
+
+def _is_section(value: object) -> bool:
+    return isinstance(value, dict) or _is_words(value)
 
 
 def _is_words(value: object) -> bool:

@@ -79,6 +79,7 @@ def validate(config: Config) -> None:
         (_positive(data.train_per_class), "data.train_per_class must be at least 1"),
         (_positive(data.test_per_class), "data.test_per_class must be at least 1"),
         (train.epochs >= 0, f"train.epochs={train.epochs} must be 0 or more"),
+        (_positive(train.epoch_steps), "train.epoch_steps must be at least 1"),
         (train.batch_size > 0, f"train.batch_size={train.batch_size} must be at least 1"),
         (_positive(train.micro_batch), "train.micro_batch must be at least 1"),
         (0 < train.lr < math.inf, f"train.lr={train.lr} must be positive and finite"),
