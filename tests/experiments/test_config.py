@@ -294,6 +294,8 @@ ALGORITHMS = {
     "fedadam": {"server": "adam", "server_lr": 0.01},
     "fedyogi": {"server": "yogi", "server_lr": 0.01},
     "fednova": {"aggregator": "normalised_mean"},
+    "turns": {"cohorts": "turns"},
+    "turns_momentum": {"cohorts": "turns", "server": "momentum", "server_lr": 0.3},
     "median": {"aggregator": "median"},
     "trimmed_mean": {"aggregator": "trimmed_mean"},
     "norm_clipping": {"aggregator": "clipped_mean"},

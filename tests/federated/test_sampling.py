@@ -2,8 +2,10 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedlens.federated.sampling import answers, cohort, cohort_size, local_steps
+from fedlens.federated.sampling import answers, cohort, cohort_size, local_steps, turns
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,24 @@ def test_steps_and_dropout_do_not_share_a_draw_with_other_clients_or_seeds() -> 
         return [answers(seed, round_, k, dropout=0.5) for k in range(64)]
 
     assert len({tuple(drawn(seed, r)) for seed in range(4) for r in range(4)}) == 16
+
+
+@given(clients=st.integers(1, 40), data=st.data(), seed=st.integers(0, 5))
+def test_in_turns_nobody_comes_again_before_everybody_came(
+    clients: int, data: st.DataObject, seed: int
+) -> None:
+    size = data.draw(st.integers(1, clients))
+    passes = clients // size
+    rounds = [turns(seed, r, clients=clients, size=size) for r in range(1, 2 * passes + 1)]
+    for once in (rounds[:passes], rounds[passes:]):
+        came = [client for cohort in once for client in cohort]
+        assert len(set(came)) == len(came) == passes * size
+        assert set(came) <= set(range(clients))
+    assert all(cohort == sorted(cohort) for cohort in rounds)
+
+
+def test_turns_are_shuffled_anew_and_addressed() -> None:
+    first = [turns(0, r, clients=100, size=10) for r in range(1, 11)]
+    assert first == [turns(0, r, clients=100, size=10) for r in range(1, 11)]
+    assert first != [turns(0, r, clients=100, size=10) for r in range(11, 21)]
+    assert first != [turns(1, r, clients=100, size=10) for r in range(1, 11)]

@@ -126,6 +126,7 @@ class MergeConfig:
 @dataclass
 class AlgorithmConfig:
     name: str = "fedavg"
+    cohorts: str = "chance"  # who takes part: anybody, or in turns, so that all do equally often
     proximal: float = 0.0  # μ of FedProx
     scaffold: bool = False  # control variates
     aggregator: str = "mean"  # or clipped_mean, normalised_mean, median, trimmed_mean, or a merge:

@@ -127,7 +127,8 @@ class Federation:
         began = time.monotonic()
         federated, seed, clients = self.config.federated, self.config.seed, len(self.partition)
         size = sampling.cohort_size(clients, federated.participation)
-        cohort = sampling.cohort(seed, number, clients=clients, size=size)
+        draw = sampling.COHORTS[self.config.algorithm.cohorts]
+        cohort = draw(seed, number, clients=clients, size=size)
         present = [
             client
             for client in cohort

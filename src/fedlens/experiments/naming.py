@@ -22,6 +22,8 @@ def essence(config: Config) -> dict[str, Any]:
         del kept["privacy"]
     if config.train.epoch_steps is None:
         del kept["train"]["epoch_steps"]
+    if config.algorithm.cohorts == "chance":
+        del kept["algorithm"]["cohorts"]
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         kept["backbone"]["weights"] = PurePath(config.backbone.weights).name
     return kept

@@ -41,6 +41,7 @@ def validate(config: Config) -> None:
         ("tracker.mode", config.tracker.mode, ("online", "offline")),
         ("evaluate.select", config.evaluate.select, ("best", "last")),
         ("partition", config.partition.name, PARTITIONS),
+        ("algorithm.cohorts", config.algorithm.cohorts, ("chance", "turns")),
         ("algorithm.aggregator", config.algorithm.aggregator, AGGREGATORS),
         ("algorithm.server", config.algorithm.server, SERVERS),
         ("sparse.rule", config.sparse.rule, RULES),
@@ -264,6 +265,11 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
         (
             not told.on or not algorithm.scaffold,
             "SCAFFOLD's controls tell each client's update: privacy does not go with it",
+        ),
+        (
+            told.name != "central" or algorithm.cohorts == "chance",
+            "privacy.name=central counts on cohorts drawn by chance, not on algorithm.cohorts="
+            f"{algorithm.cohorts}",
         ),
         (
             averages or not (told.secure or told.name == "central"),

@@ -28,6 +28,20 @@ def cohort(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
     return sorted(chosen)
 
 
+def turns(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
+    """As `cohort`, but who took part waits until all others have: a shuffled order, dealt out.
+
+    Where `size` does not divide `clients`, the last of each order sit it out.
+    """
+    order, place = divmod(round_ - 1, clients // size)
+    draw = rng.generator(seed, "turns", order)
+    shuffled = torch.randperm(clients, generator=draw)
+    return sorted(shuffled[place * size : (place + 1) * size].tolist())
+
+
+COHORTS = {"chance": cohort, "turns": turns}
+
+
 def local_steps(seed: int, round_: int, client: int, *, fewest: int, most: int) -> int:
     """How many steps a client manages in this round: a straggler does fewer than it was asked."""
     if fewest == most:

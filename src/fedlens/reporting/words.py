@@ -15,7 +15,8 @@ ALGORITHMS = {
     "fedavgm": "FedAvgM", "fedadam": "FedAdam", "fedyogi": "FedYogi", "median": "median",
     "trimmed_mean": "trimmed mean", "norm_clipping": "norm clipping", "ties": "TIES",
     "dare": "DARE", "breadcrumbs": "Breadcrumbs", "consensus": "consensus",
-    "task_arithmetic": "task arithmetic",
+    "task_arithmetic": "task arithmetic", "turns": "FedAvg in turns",
+    "turns_momentum": "FedAvgM in turns",
 }  # fmt: skip
 
 
