@@ -1,4 +1,6 @@
-"""`fedlens report`: from records to a page, a paper, tables and figures. Loads no torch."""
+"""`fedlens report`: from records to a page, a paper, tables and figures; `fedlens records`: copies
+of them to publish. Loads no torch.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -50,3 +52,23 @@ def report(
     if pdf:
         out.print(f"paper   {folder / 'report.pdf'}", **PLAIN)
     out.print(f"report  {folder / PAGE}", **PLAIN)
+
+
+@app.command()
+def records(
+    root: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder that holds runs.")],
+    folder: Annotated[Path, typer.Option("--out", help="Where to put them.")],
+) -> None:
+    """Copy the records of finished runs, without checkpoints and logs: small enough to publish.
+
+    A copy is all that `fedlens report`, `ls` and `show` read, and the same command brings it up to
+    date.
+
+    Example: `fedlens records runs --out results/my_study`
+    """
+    from fedlens.experiments.excerpts import copy_records
+
+    copied, unfinished = copy_records(root, folder)
+    out.print(f"{len(copied)} runs copied to {folder}", **PLAIN)
+    if unfinished:
+        out.print(f"{len(unfinished)} runs are not finished and are left out.", **PLAIN)
