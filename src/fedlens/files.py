@@ -81,15 +81,17 @@ def once(
     find: Callable[[], T | None],
     make: Callable[[], T],
     check: Callable[[], None] = lambda: None,
+    assist: Callable[[], bool] = lambda: False,
 ) -> T:
     """What `find` finds of `entry`, else what `make` makes and keeps there, one process at a time.
 
-    A second process waits, then finds it; meanwhile `check` is called, which may raise to give up.
+    A second process waits, then finds it; meanwhile `check` is called, which may raise to give up,
+    and `assist`, which may do a part of what is being made, and says whether there was one to do.
     What is there is read without the lock, so a cache that can only be read serves too.
     """
     found = find()
     if found is None:
-        with _alone(entry, check):
+        with _alone(entry, check, assist):
             found = find()
             if found is None:
                 found = make()
@@ -97,7 +99,7 @@ def once(
 
 
 @contextmanager
-def _alone(entry: Path, check: Callable[[], None]) -> Iterator[None]:
+def _alone(entry: Path, check: Callable[[], None], assist: Callable[[], bool]) -> Iterator[None]:
     """Holds the entry's lock, which the kernel frees if the process dies.
 
     Locks lie in a folder of their own and stay: who waits for a removed one waits alone.
@@ -106,8 +108,10 @@ def _alone(entry: Path, check: Callable[[], None]) -> Iterator[None]:
     lock = FileLock(entry.parent.parent / "locks" / f"{kind}-{name}.lock")
     if not _acquired(lock, 0):
         log.info("Another process is making %s; waiting for it.", entry)
-        while not _acquired(lock, PATIENCE):
+        patience = PATIENCE
+        while not _acquired(lock, patience):
             check()
+            patience = 0 if assist() else PATIENCE
     try:
         clear_partials(entry.parent, of=entry.name)
         yield

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 import torch
 
-from fedlens import rng
+from fedlens import files, rng
 from fedlens.data import features as module
 from fedlens.data.batches import FeatureExamples
 from fedlens.data.features import features
@@ -179,6 +179,37 @@ def test_a_second_builder_waits_and_then_reads(get: Get) -> None:
         found = list(pool.map(get, builders))
     assert torch.equal(*found)
     assert sorted(builder.seen for builder in builders) == [0, COUNT]
+
+
+def test_who_waits_makes_chunks_that_are_missing(
+    examples: FeatureExamples, get: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five chunks the builder is kept in its first until the other has made the rest."""
+    monkeypatch.setattr(files, "PATIENCE", 0.01)
+    begun, helped = Event(), Event()
+
+    class Kept(Counting):
+        def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+            begun.set()
+            assert helped.wait(30)
+            return super().__call__(inputs)
+
+    class Helping(Counting):
+        def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+            found = super().__call__(inputs)
+            if self.seen == COUNT - 10:
+                helped.set()
+            return found
+
+    kept, helping = Kept(), Helping()
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(get, kept)
+        assert begun.wait(30)
+        found = get(helping)
+        assert torch.equal(found, building.result())
+    torch.testing.assert_close(found, Counting()(examples.features).detach())
+    assert helping.seen == COUNT - 10
+    assert kept.seen <= 20  # its first chunk, and maybe the last that the other was about to store
 
 
 def test_a_stop_request_comes_through_while_another_builds(get: Get) -> None:

@@ -1,13 +1,16 @@
 """A disk cache of backbone features: whatever keeps the backbone frozen computes them once.
 
 An entry is a folder named by the digest of its key. It grows by chunks at fixed boundaries, so a
-build that was killed resumes at the first missing chunk and ends bit-identical.
+build that was killed resumes at the first missing chunk and ends bit-identical; processes that wait
+for the same entry make chunks too.
 """
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -46,32 +49,48 @@ def features(
     folder = (root or files.cache_dir()) / "features" / name
     whole, chunks = folder / "features.safetensors", folder / "chunks"
 
-    def compute(span: torch.Tensor) -> torch.Tensor:
+    spans = in_order(count, CHUNK)
+
+    def path_of(number: int) -> Path:
+        return chunks / f"{number:05d}.safetensors"
+
+    def compute(span: torch.Tensor, told: Callable[[int, int], None] | None) -> torch.Tensor:
         parts = []
         for index in torch.split(span, batch_size):
             parts.append(_checked(extract(examples.batch(index)), index))
-            if progress:
-                progress(int(index[-1]) + 1, count)
+            if told:
+                told(int(index[-1]) + 1, count)
         return torch.cat(parts)
+
+    def assist() -> bool:
+        """A chunk that is not there yet, from the end: who builds comes from the beginning."""
+        missing = [number for number in range(len(spans)) if not path_of(number).exists()]
+        if len(missing) < 2:  # the one that is being made
+            return False
+        number = missing[-1 - os.getpid() % (len(missing) - 1)]
+        with suppress(FedlensError):  # who builds meets the same, and says so
+            store(path_of(number), {"features": compute(spans[number], None)})
+        return True
 
     def build() -> torch.Tensor:
         files.clear_partials(folder)
         files.clear_partials(chunks)
         files.write_json(folder / "key.json", identity)
         parts = []
-        for number, span in enumerate(in_order(count, CHUNK)):
-            path = chunks / f"{number:05d}.safetensors"
-            part = _recall(path, len(span))
+        for number, span in enumerate(spans):
+            part = _recall(path_of(number), len(span))
             if part is None:
-                part = compute(span)
-                store(path, {"features": part})
+                part = compute(span, progress)
+                store(path_of(number), {"features": part})
             parts.append(part)
         found = torch.cat(parts)
         store(whole, {"features": found})
         return found
 
     with torch.no_grad():  # not inference_mode: heads are trained on the result
-        found = files.once(folder, find=lambda: _recall(whole, count), make=build, check=check)
+        found = files.once(
+            folder, find=lambda: _recall(whole, count), make=build, check=check, assist=assist
+        )
     shutil.rmtree(chunks, ignore_errors=True)
     return found
 
