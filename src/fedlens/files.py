@@ -133,9 +133,10 @@ def _acquired(lock: FileLock, patience: float) -> bool:
     return True
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(value, indent=indent, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

@@ -118,8 +118,8 @@ class RunFolder:
     def journal(self, name: str) -> Journal:
         return Journal(self.path / f"{name}.jsonl")
 
-    def write(self, name: str, value: Mapping[str, Any]) -> None:
-        write_json(self.path / f"{name}.json", value)
+    def write(self, name: str, value: Mapping[str, Any], *, indent: int | None = 2) -> None:
+        write_json(self.path / f"{name}.json", value, indent=indent)
 
     def forget_failure(self) -> None:
         (self.path / "failure.json").unlink(missing_ok=True)

@@ -234,7 +234,8 @@ def _train_federated(
     crowd: Crowd | None,
 ) -> Position:
     assert parts.partition is not None
-    folder.write("partition", described(config.partition, parts.held_classes))
+    held = described(config.partition, parts.held_classes)
+    folder.write("partition", held, indent=None)  # thousands of numbers
     loop = make_loop(
         total=rounds(config) if parts.trains else 0, remarks=partial(per_client, parts)
     )
