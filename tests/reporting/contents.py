@@ -123,6 +123,7 @@ def _grids() -> list[Grid]:
     return [
         _grid("schedules", "schedules", "Schedules", ["constant", "cosine"], parts),
         _grid("heads", "heads", "Heads", ["ridge", "linear"], [*parts, "Nc=5", "central"]),
+        _grid("under_heads", "under_heads", "Under a head", ["linear", "ridge frozen"], parts),
         _grid("local_steps", "local_steps", "Local steps", parts, ["J=4", "J=8", "J=16"]),
         _grid("heterogeneity", "heterogeneity", "Heterogeneity", parts, ["J=8"], contrasts=single),
         _grid("mask_rules", "mask_rules", "Mask rules", rows, parts, cells=cells, contrasts=rules),

@@ -48,6 +48,7 @@ def grid_of(root: Path, chapter: str) -> dict[str, Any]:
         "sparsity": [{}, masked(density=0.1), masked(density=0.5)],
         "calibration_rounds": [masked(), {**masked(), "sparse.rounds": 1}],
         "algorithms": [{}, {"algorithm.name": "fedprox", "algorithm.proximal": 0.1}],
+        "under_heads": [{}, RIDGE],
         "schedules": [{"train.schedule.name": "cosine"}, {"train.schedule.name": "constant"}],
     }
     for changes in made[chapter]:
@@ -57,7 +58,7 @@ def grid_of(root: Path, chapter: str) -> dict[str, Any]:
 
 CHAPTERS = (
     "heterogeneity", "local_steps", "mask_rules", "sparsity", "calibration_rounds", "algorithms",
-    "schedules",
+    "schedules", "under_heads",
 )  # fmt: skip
 
 
@@ -125,6 +126,22 @@ def test_mask_rules_stand_beside_dense_training_and_the_head_alone(tmp_path: Pat
     assert ("ridge head alone", "dense") in asked
     assert ("dense", "ridge head alone") not in asked
     assert len(asked) == 11
+
+
+def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
+    tmp_path: Path,
+) -> None:
+    for changes, test in (({}, 0.2), (NONIID, 0.1), (RIDGE, 0.6)):
+        write_run(tmp_path, changes, test=test)
+    write_run(tmp_path, ALONE, test=0.3, trains=False)
+    write_run(tmp_path, {**RIDGE, **masked("random")}, test=0.9)
+    (table,) = tables(tmp_path, "under_heads")
+    assert table.grid.rows == [
+        "ridge head alone", "everything, linear head", "everything, ridge head frozen",
+    ]  # fmt: skip
+    assert table.grid.columns == ["IID", "Nc=1"]
+    means = [[cell and round(cell.mean) for cell in row] for row in table.grid.cells]
+    assert means == [[30, 30], [20, 10], [60, None]]
 
 
 def test_a_head_with_another_lambda_is_not_what_rules_begin_from(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedlens.reporting.study import Method, Run, Study
 SAME_DENSITY = ("headline", "mask_rules", "calibration_rounds", "algorithms")
 SAME_BUDGET = (
     "mask_rules", "sparsity", "calibration_rounds", "algorithms", "schedules", "local_steps",
-    "heterogeneity",
+    "heterogeneity", "under_heads",
 )  # fmt: skip
 TUNED_ALIKE = ("headline", *SAME_BUDGET)
 UNKNOWN = "no commit"

@@ -18,6 +18,7 @@ from fedlens.reporting.comparison import (
     SCHEDULE,
     STEPS,
     TRAINED,
+    UNDER,
     Axis,
     Comparison,
     calibration,
@@ -117,6 +118,26 @@ def heads(methods: Methods) -> list[Comparison]:
     ]  # fmt: skip
 
 
+def under_heads(methods: Methods) -> list[Comparison]:
+    """The backbone trained by clients under one head or another, beside the ridge head alone."""
+    found = []
+    here = [m for m in _fedavg(methods) if m.get("train.what") != "head" and not words.sparse(m)]
+    for alike in grouped(here, lambda m: family(m, UNDER, PARTITION)):
+        if _values(alike, UNDER) < 2:
+            continue
+        start = [head for m in alike for head in _heads_alone(methods, m)]
+        found.append(
+            compare(
+                alike, UNDER, PARTITION, name="under_heads", chapter="under_heads",
+                title="The backbone under one head or another",
+                note=_note(alike, "partition", "trained"),
+                references=[ALONE] if start else [],
+                everywhere=start, everywhere_label=ALONE,
+            )
+        )  # fmt: skip
+    return found
+
+
 def local_steps(methods: Methods) -> list[Comparison]:
     """Partitions × J at a constant number of local steps; one J where there is no more."""
     found = []
@@ -188,6 +209,7 @@ QUESTIONS: tuple[Callable[[Methods], list[Comparison]], ...] = (
     central,
     schedules,
     heads,
+    under_heads,
     local_steps,
     mask_rules,
     sparsity,

@@ -72,6 +72,7 @@ TRAINED = Axis(
     "trained", ("train.what", "head"), words.trained,
     lambda m: (words.trains(m), words.trained(m)),
 )  # fmt: skip
+UNDER = replace(TRAINED, keys=("head.name", "head.freeze"))
 
 
 def family(method: Method, *axes: Axis) -> str:

@@ -38,6 +38,7 @@ QUESTIONS = {  # chapter → what is asked, to name what no run answers
     "central": "central baselines",
     "schedules": "learning-rate schedules",
     "heads": "heads on the frozen backbone",
+    "under_heads": "heads under which the backbone is trained",
     "heterogeneity": "heterogeneity",
     "local_steps": "local steps",
     "mask_rules": "mask rules",
