@@ -228,7 +228,7 @@ def _parsed(
         raise FedlensError(
             f"{where}: analyses map words of `fedlens arithmetic` to a list of labels of its rows."
         )
-    found = {}
+    found: dict[str, tuple[Suite, list[str]]] = {}
     for label, section in sections.items():
         if isinstance(section, dict):
             inner = _parsed(section, f"{where}, section {label}", label, "", folder, chain)
