@@ -1,0 +1,74 @@
+"""The headline table of a study's records, as Markdown: ways of training × partitions.
+
+Test top-1 in %, mean ± 95 % t-interval over seeds; a number without ± is one seed. Run:
+python results/headline.py results/cifar100_cpu/runs
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedlens.reporting import study, words
+from fedlens.reporting.comparison import chosen, grouped
+from fedlens.reporting.study import Method
+
+COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")
+STEPS, DENSITY, CALIBRATION = 4, 0.1, 4  # of the headline; sweeps of them are in the report
+NAMES = {
+    "ridge head alone": "ridge head, from clients' statistics",
+    "class-mean head alone": "class means, likewise",
+    "linear head only": "linear head trained on frozen features",
+    "everything, linear head": "everything, linear head trained along",
+    "everything, ridge head frozen": "everything, ridge head frozen",
+}
+
+
+def headline(places: Iterable[Path]) -> str:
+    methods = [m for m in study.read(places).methods if words.federated(m) and _shown(m)]
+    rows = grouped(sorted(methods, key=_order), _name)
+    lines = [_line(["test top-1 in %", *COLUMNS]), _line(["---"] * (1 + len(COLUMNS)))]
+    return "\n".join([*lines, *(_line([_name(row[0]), *_cells(row)]) for row in rows)]) + "\n"
+
+
+def _shown(method: Method) -> bool:
+    if not words.trains(method):
+        return True
+    return method.get("federated.local_steps") == STEPS and (
+        not words.sparse(method)
+        or (method.get("sparse.density"), method.get("sparse.rounds")) == (DENSITY, CALIBRATION)
+    )
+
+
+def _name(method: Method) -> str:
+    said = NAMES[words.trained(method)]
+    if words.sparse(method):
+        said = f"{words.rule(method)} tenth, ridge head frozen"
+    algorithm = words.algorithm(method)
+    return said if algorithm == "FedAvg" else f"{said}, {algorithm}"
+
+
+def _order(method: Method) -> tuple[int, bool, bool, str]:
+    kind = list(NAMES).index(words.trained(method))
+    return kind, words.algorithm(method) != "FedAvg", words.sparse(method), words.rule(method)
+
+
+def _cells(row: list[Method]) -> list[str]:
+    found = []
+    for column in COLUMNS:
+        here = [method for method in row if words.partition(method) == column]
+        found.append(_number(chosen(here)) if here else "")
+    return found
+
+
+def _number(method: Method) -> str:
+    got = method.test
+    half = "" if got.half is None else f" ± {got.half:.2f}"
+    return f"{got.mean:.2f}{half}"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(headline([Path(place) for place in sys.argv[1:]]))
