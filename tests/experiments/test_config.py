@@ -295,7 +295,7 @@ ALGORITHMS = {
     "fedyogi": {"server": "yogi", "server_lr": 0.01},
     "fednova": {"aggregator": "normalised_mean"},
     "turns": {"cohorts": "turns"},
-    "turns_momentum": {"cohorts": "turns", "server": "momentum", "server_lr": 0.1},
+    "turns_ties": {"cohorts": "turns", "aggregator": "ties"},
     "median": {"aggregator": "median"},
     "trimmed_mean": {"aggregator": "trimmed_mean"},
     "norm_clipping": {"aggregator": "clipped_mean"},

@@ -16,7 +16,7 @@ ALGORITHMS = {
     "trimmed_mean": "trimmed mean", "norm_clipping": "norm clipping", "ties": "TIES",
     "dare": "DARE", "breadcrumbs": "Breadcrumbs", "consensus": "consensus",
     "task_arithmetic": "task arithmetic", "turns": "FedAvg in turns",
-    "turns_momentum": "FedAvgM in turns",
+    "turns_ties": "TIES in turns",
 }  # fmt: skip
 
 
