@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlens.errors import FedlensError
+from fedlens.experiments.outlook import position
 from fedlens.experiments.records import RunFolder
 from fedlens.experiments.suite import Cell
 from fedlens.reporting.statistics import estimate
@@ -37,9 +38,7 @@ def _row(folder: RunFolder) -> list[RenderableType]:
         signed.get("data", "–"),
         _backbone(signed),
         Text(state, style=COLOURS[state]),
-        _counted(
-            signed, last.get(signed.get("unit", ""), 0) if result is None else result["units"]
-        ),
+        _counted(signed, position(folder) if result is None else result["units"]),
         percent(last.get("validation")),
         percent(None if result is None else result.get("test")),
     ]
