@@ -8,25 +8,32 @@ from typing import Any
 
 from fedlens.experiments.config import CIRCUMSTANCES, Config
 
+YOUNGER: dict[str, Any] = {  # keys that runs were named without: at these values they still are
+    "train.epoch_steps": None,
+    "algorithm.cohorts": "chance",
+}
+
 
 def essence(config: Config) -> dict[str, Any]:
     """The part of the config that decides the result."""
     kept = asdict(config)
-    for key in CIRCUMSTANCES:
-        *path, last = key.split(".")
-        branch = kept
-        for step in path:
-            branch = branch[step]
-        del branch[last]
+    for key in (*CIRCUMSTANCES, *YOUNGER):
+        branch, last = _inside(kept, key)
+        if key in CIRCUMSTANCES or branch[last] == YOUNGER[key]:
+            del branch[last]
     if not config.privacy.on:
         del kept["privacy"]
-    if config.train.epoch_steps is None:
-        del kept["train"]["epoch_steps"]
-    if config.algorithm.cohorts == "chance":
-        del kept["algorithm"]["cohorts"]
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         kept["backbone"]["weights"] = PurePath(config.backbone.weights).name
     return kept
+
+
+def _inside(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The branch that holds a dotted key, and the key's last word."""
+    *path, last = key.split(".")
+    for step in path:
+        tree = tree[step]
+    return tree, last
 
 
 def run_name(config: Config) -> str:
