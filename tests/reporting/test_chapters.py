@@ -128,10 +128,18 @@ def test_mask_rules_stand_beside_dense_training_and_the_head_alone(tmp_path: Pat
     assert len(asked) == 11
 
 
+@pytest.mark.parametrize("chapter", ["mask_rules", "sparsity", "algorithms", "under_heads"])
+def test_a_partition_with_nothing_to_compare_is_no_column(chapter: str, tmp_path: Path) -> None:
+    grid_of(tmp_path, chapter)
+    before = tables(tmp_path, chapter)[0].grid.columns
+    write_run(tmp_path, {**NONIID, "partition.classes_per_client": 3})
+    assert tables(tmp_path, chapter)[0].grid.columns == before
+
+
 def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
     tmp_path: Path,
 ) -> None:
-    for changes, test in (({}, 0.2), (NONIID, 0.1), (RIDGE, 0.6)):
+    for changes, test in (({}, 0.2), (NONIID, 0.1), (RIDGE, 0.6), ({**RIDGE, **NONIID}, 0.5)):
         write_run(tmp_path, changes, test=test)
     write_run(tmp_path, ALONE, test=0.3, trains=False)
     write_run(tmp_path, {**RIDGE, **masked("random")}, test=0.9)
@@ -141,7 +149,7 @@ def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
     ]  # fmt: skip
     assert table.grid.columns == ["IID", "Nc=1"]
     means = [[cell and round(cell.mean) for cell in row] for row in table.grid.cells]
-    assert means == [[30, 30], [20, 10], [60, None]]
+    assert means == [[30, 30], [20, 10], [60, 50]]
 
 
 def test_a_head_with_another_lambda_is_not_what_rules_begin_from(tmp_path: Path) -> None:

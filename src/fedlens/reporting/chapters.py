@@ -128,7 +128,8 @@ def under_heads(methods: Methods) -> list[Comparison]:
         start = [head for m in alike for head in _heads_alone(methods, m)]
         found.append(
             compare(
-                alike, UNDER, PARTITION, name="under_heads", chapter="under_heads",
+                _contested(alike, UNDER), UNDER, PARTITION,
+                name="under_heads", chapter="under_heads",
                 title="The backbone under one head or another",
                 note=_note(alike, "partition", "trained"),
                 references=[ALONE] if start else [],
@@ -168,7 +169,8 @@ def mask_rules(methods: Methods) -> list[Comparison]:
         dense, start = _dense_like(here[0], methods), _heads_alone(methods, here[0])
         found.append(
             compare(
-                [*dense, *here], RULE, PARTITION, name="mask_rules", chapter="mask_rules",
+                _contested([*dense, *here], RULE), RULE, PARTITION,
+                name="mask_rules", chapter="mask_rules",
                 title=f"Mask rules at {words.density(here[0])}",
                 note=_note(here, "partition", "rule"),
                 references=[*(["dense"] if dense else []), *([ALONE] if start else [])],
@@ -187,7 +189,8 @@ def sparsity(methods: Methods) -> list[Comparison]:
         dense = _dense_like(alike[0], methods)
         found.append(
             compare(
-                [*dense, *alike], DENSITY, PARTITION, name="sparsity", chapter="sparsity",
+                _contested([*dense, *alike], DENSITY), DENSITY, PARTITION,
+                name="sparsity", chapter="sparsity",
                 title="How few weights are enough", note=_note(alike, "partition", "density"),
                 references=["dense"] if dense else [],
             )
@@ -224,7 +227,7 @@ def _each(
     """A table, rows × partitions, for every family with two values or more along `rows`."""
     return [
         compare(
-            alike, rows, PARTITION, name=chapter, chapter=chapter, title=title,
+            _contested(alike, rows), rows, PARTITION, name=chapter, chapter=chapter, title=title,
             note=_note(alike, "partition", rows.name), references=[against] if against else [],
         )
         for alike in grouped(methods, lambda m: family(m, rows, PARTITION))
@@ -241,6 +244,15 @@ def _fedavg(methods: Iterable[Method]) -> list[Method]:
 
 def _values(methods: Iterable[Method], axis: Axis) -> int:
     return len({axis.label(method) for method in methods})
+
+
+def _contested(methods: Methods, axis: Axis) -> list[Method]:
+    """Without partitions that hold one value along `axis`: they would be columns of one number.
+
+    All of them where no partition holds two.
+    """
+    alike = grouped(methods, words.partition)
+    return [m for here in alike if _values(here, axis) > 1 for m in here] or list(methods)
 
 
 def _one_way(methods: Methods, *axes: Axis) -> list[Method]:
