@@ -4,7 +4,7 @@ A question without two methods to compare has no table; the reports say so.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from fedlens.reporting import words
@@ -28,9 +28,18 @@ from fedlens.reporting.comparison import (
     mask,
     usual,
 )
+from fedlens.reporting.selection import (
+    Methods,
+    calibrated_alike,
+    contested,
+    dense_like,
+    fedavg,
+    heads_alone,
+    most_skewed,
+    one_way,
+    values,
+)
 from fedlens.reporting.study import Method
-
-Methods = Sequence[Method]
 
 WHOLE = Axis("", (), lambda m: "accuracy", lambda m: 0)  # one column for all
 MODEL = Axis(
@@ -65,8 +74,8 @@ def six_models(methods: Methods, noniid: str = "") -> Comparison | None:
         and (words.partition(m) in ("central", "IID", noniid) or not noniid)
         and (words.algorithm(m) == "FedAvg" or not words.federated(m))
     ]  # fmt: skip
-    alike = _one_way(backbone, MASK, SKEW)
-    shown = ("central", "IID", noniid or _most_skewed(alike))
+    alike = one_way(backbone, MASK, SKEW)
+    shown = ("central", "IID", noniid or most_skewed(alike))
     here = [m for m in alike if words.partition(m) in shown]
     masked = usual([m for m in here if words.sparse(m)], mask, words.partition)
     dense = [m for m in here if not words.sparse(m)]
@@ -104,9 +113,9 @@ def heads(methods: Methods) -> list[Comparison]:
     """Everything that leaves the backbone as it was pretrained."""
     here = [m for m in methods if m.get("train.what") == "head" or not words.trains(m)]
     here = [m for m in here if not words.federated(m) or words.algorithm(m) == "FedAvg"]
-    learned = _one_way([m for m in here if words.trains(m)], TRAINED, PARTITION)
+    learned = one_way([m for m in here if words.trains(m)], TRAINED, PARTITION)
     here = [*(m for m in here if not words.trains(m)), *learned]
-    if _values(here, TRAINED) < 2:
+    if values(here, TRAINED) < 2:
         return []
     return [
         compare(
@@ -121,14 +130,14 @@ def heads(methods: Methods) -> list[Comparison]:
 def under_heads(methods: Methods) -> list[Comparison]:
     """The backbone trained by clients under one head or another, beside the ridge head alone."""
     found = []
-    here = [m for m in _fedavg(methods) if m.get("train.what") != "head" and not words.sparse(m)]
+    here = [m for m in fedavg(methods) if m.get("train.what") != "head" and not words.sparse(m)]
     for alike in grouped(here, lambda m: family(m, UNDER, PARTITION)):
-        if _values(alike, UNDER) < 2:
+        if values(alike, UNDER) < 2:
             continue
-        start = [head for m in alike for head in _heads_alone(methods, m)]
+        start = [head for m in alike for head in heads_alone(methods, m)]
         found.append(
             compare(
-                _contested(alike, UNDER), UNDER, PARTITION,
+                contested(alike, UNDER), UNDER, PARTITION,
                 name="under_heads", chapter="under_heads",
                 title="The backbone under one head or another",
                 note=_note(alike, "partition", "trained"),
@@ -142,9 +151,9 @@ def under_heads(methods: Methods) -> list[Comparison]:
 def local_steps(methods: Methods) -> list[Comparison]:
     """Partitions × J at a constant number of local steps; one J where there is no more."""
     found = []
-    for alike in grouped(_fedavg(methods), lambda m: family(m, PARTITION, STEPS)):
-        several = _values(alike, STEPS) > 1
-        if several or (_values(alike, PARTITION) > 1 and not words.sparse(alike[0])):
+    for alike in grouped(fedavg(methods), lambda m: family(m, PARTITION, STEPS)):
+        several = values(alike, STEPS) > 1
+        if several or (values(alike, PARTITION) > 1 and not words.sparse(alike[0])):
             found.append(
                 compare(
                     alike, PARTITION, STEPS,
@@ -152,7 +161,7 @@ def local_steps(methods: Methods) -> list[Comparison]:
                     chapter="local_steps" if several else "heterogeneity",
                     title="Heterogeneity and local steps" if several else "Heterogeneity",
                     note=_note(alike, "partition", *(["steps"] if several else [])),
-                    references=["IID"] if _values(alike, PARTITION) > 1 else [],
+                    references=["IID"] if values(alike, PARTITION) > 1 else [],
                 )
             )  # fmt: skip
     return found
@@ -161,15 +170,15 @@ def local_steps(methods: Methods) -> list[Comparison]:
 def mask_rules(methods: Methods) -> list[Comparison]:
     """Rules at one density, beside dense training and the closed-form head they begin from."""
     found = []
-    masked = [m for m in _fedavg(methods) if words.sparse(m)]
+    masked = [m for m in fedavg(methods) if words.sparse(m)]
     for alike in grouped(masked, lambda m: family(m, RULE, PARTITION)):
-        here = _calibrated_alike(alike)
-        if _values(here, RULE) < 2:
+        here = calibrated_alike(alike)
+        if values(here, RULE) < 2:
             continue
-        dense, start = _dense_like(here[0], methods), _heads_alone(methods, here[0])
+        dense, start = dense_like(here[0], methods), heads_alone(methods, here[0])
         found.append(
             compare(
-                _contested([*dense, *here], RULE), RULE, PARTITION,
+                contested([*dense, *here], RULE), RULE, PARTITION,
                 name="mask_rules", chapter="mask_rules",
                 title=f"Mask rules at {words.density(here[0])}",
                 note=_note(here, "partition", "rule"),
@@ -182,14 +191,14 @@ def mask_rules(methods: Methods) -> list[Comparison]:
 
 def sparsity(methods: Methods) -> list[Comparison]:
     found = []
-    masked = [m for m in _fedavg(methods) if words.sparse(m)]
+    masked = [m for m in fedavg(methods) if words.sparse(m)]
     for alike in grouped(masked, lambda m: family(m, DENSITY, PARTITION)):
-        if _values(alike, DENSITY) < 2:
+        if values(alike, DENSITY) < 2:
             continue
-        dense = _dense_like(alike[0], methods)
+        dense = dense_like(alike[0], methods)
         found.append(
             compare(
-                _contested([*dense, *alike], DENSITY), DENSITY, PARTITION,
+                contested([*dense, *alike], DENSITY), DENSITY, PARTITION,
                 name="sparsity", chapter="sparsity",
                 title="How few weights are enough", note=_note(alike, "partition", "density"),
                 references=["dense"] if dense else [],
@@ -199,7 +208,7 @@ def sparsity(methods: Methods) -> list[Comparison]:
 
 
 def calibration_rounds(methods: Methods) -> list[Comparison]:
-    here = [m for m in _fedavg(methods) if calibration(m)]
+    here = [m for m in fedavg(methods) if calibration(m)]
     return _each(here, CALIBRATED, "calibration_rounds", "Calibration in rounds", against="1 round")
 
 
@@ -227,80 +236,11 @@ def _each(
     """A table, rows × partitions, for every family with two values or more along `rows`."""
     return [
         compare(
-            _contested(alike, rows), rows, PARTITION, name=chapter, chapter=chapter, title=title,
+            contested(alike, rows), rows, PARTITION, name=chapter, chapter=chapter, title=title,
             note=_note(alike, "partition", rows.name), references=[against] if against else [],
         )
         for alike in grouped(methods, lambda m: family(m, rows, PARTITION))
-        if _values(alike, rows) > 1
-    ]  # fmt: skip
-
-
-def _fedavg(methods: Iterable[Method]) -> list[Method]:
-    return [
-        m for m in methods
-        if words.federated(m) and words.trains(m) and words.algorithm(m) == "FedAvg"
-    ]  # fmt: skip
-
-
-def _values(methods: Iterable[Method], axis: Axis) -> int:
-    return len({axis.label(method) for method in methods})
-
-
-def _contested(methods: Methods, axis: Axis) -> list[Method]:
-    """Without partitions that hold one value along `axis`: they would be columns of one number.
-
-    All of them where no partition holds two.
-    """
-    alike = grouped(methods, words.partition)
-    return [m for here in alike if _values(here, axis) > 1 for m in here] or list(methods)
-
-
-def _one_way(methods: Methods, *axes: Axis) -> list[Method]:
-    """Of federated and of central methods the usual family each, along these axes."""
-    sides = ([m for m in methods if words.federated(m) is where] for where in (False, True))
-    return [
-        m for side in sides
-        for m in usual(side, lambda m: family(m, *axes), lambda m: tuple(a.label(m) for a in axes))
-    ]  # fmt: skip
-
-
-def _dense_like(like: Method, methods: Methods) -> list[Method]:
-    """Methods that train every weight and agree with `like` in all else."""
-    same = family(like, MASK, PARTITION)
-    return [
-        m for m in _fedavg(methods)
-        if not words.sparse(m) and family(m, MASK, PARTITION) == same
-    ]  # fmt: skip
-
-
-def _most_skewed(methods: Methods) -> str:
-    """The partition with both a dense and a sparse model if there is one, else any but IID."""
-    skewed = [m for m in methods if words.partition(m) not in ("central", "IID")]
-    kinds: dict[str, set[bool]] = {}
-    for method in skewed:
-        kinds.setdefault(words.partition(method), set()).add(words.sparse(method))
-    if not skewed:
-        return ""
-    return words.partition(
-        max(skewed, key=lambda m: (len(kinds[words.partition(m)]), words.evenness(m)))
-    )
-
-
-def _calibrated_alike(methods: Methods) -> list[Method]:
-    """Of rules that look at sensitivity, those calibrated as most of them were."""
-    counts = Counter(told for m in methods if (told := calibration(m)))
-    usual = max(counts, key=lambda told: (counts[told], told)) if counts else ""
-    return [m for m in methods if calibration(m) in ("", usual)]
-
-
-def _heads_alone(methods: Methods, like: Method) -> list[Method]:
-    """The closed-form head that `like` begins from, federated, with nothing trained."""
-    if like.get("head.name") != "ridge":
-        return []
-    return [
-        m for m in methods
-        if words.federated(m) and not words.trains(m) and m.get("head.name") == "ridge"
-        and m.get("head.ridge_lambda") == like.get("head.ridge_lambda")
+        if values(alike, rows) > 1
     ]  # fmt: skip
 
 
