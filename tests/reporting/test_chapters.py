@@ -136,6 +136,17 @@ def test_a_partition_with_nothing_to_compare_is_no_column(chapter: str, tmp_path
     assert tables(tmp_path, chapter)[0].grid.columns == before
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.5])  # names, and their order, differ
+def test_the_backbone_s_local_steps_come_before_those_of_heads(rate: float, tmp_path: Path) -> None:
+    for steps in (4, 8):
+        told = {"federated.local_steps": steps, "train.lr": rate}
+        write_run(tmp_path, told)
+        write_run(tmp_path, {**told, "train.what": "head"})
+    first, second = tables(tmp_path, "local_steps")
+    assert "everything" in first.grid.note.lower()
+    assert "head only" in second.grid.note
+
+
 def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
     tmp_path: Path,
 ) -> None:

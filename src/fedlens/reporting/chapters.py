@@ -149,9 +149,13 @@ def under_heads(methods: Methods) -> list[Comparison]:
 
 
 def local_steps(methods: Methods) -> list[Comparison]:
-    """Partitions × J at a constant number of local steps; one J where there is no more."""
+    """Partitions × J at a constant number of local steps; one J where there is no more.
+
+    What trains the backbone comes before heads alone.
+    """
     found = []
-    for alike in grouped(fedavg(methods), lambda m: family(m, PARTITION, STEPS)):
+    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.what") == "head")
+    for alike in grouped(heads_last, lambda m: family(m, PARTITION, STEPS)):
         several = values(alike, STEPS) > 1
         if several or (values(alike, PARTITION) > 1 and not words.sparse(alike[0])):
             found.append(
