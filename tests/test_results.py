@@ -1,0 +1,97 @@
+"""The committed records say what the committed words claim: suites, README, report."""
+
+import re
+from dataclasses import asdict
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedlens.experiments.config import Config
+from fedlens.experiments.launch import folder_of
+from fedlens.experiments.records import runs
+from fedlens.experiments.suite import find
+from fedlens.reporting import assemble, study
+from fedlens.reporting.content import About
+
+ROOT = Path(__file__).parents[1]
+STUDY = ROOT / "results" / "cifar100_cpu"
+
+Method = tuple[Any, ...]
+
+
+def method(config: dict[str, Any]) -> Method:
+    """What has a learning rate of its own: a way of training on a partition."""
+    told, sparse = config["partition"], config["sparse"]
+    federated = config["federated"]["clients"] is not None
+    return (
+        config["train"]["what"],
+        config["head"]["name"],
+        sparse["density"] and sparse["rule"],
+        federated and (told["name"], told["name"] == "classes" and told["classes_per_client"]),
+    )
+
+
+def tuned() -> dict[Method, dict[float, float]]:
+    """Method → learning rate → validation accuracy at the end of its trial."""
+    found: dict[Method, dict[float, float]] = {}
+    for run in runs(STUDY / "tuning"):
+        config = yaml.safe_load(run.config.read_text())
+        if config["algorithm"]["name"] != "fedavg" or config["sparse"]["source"] != "validation":
+            continue  # an idea, tried at a learning rate found here
+        last = run.journal("metrics").read()[-1]["validation"]["top1"]
+        found.setdefault(method(config), {})[config["train"]["lr"]] = last
+    return found
+
+
+def studied() -> list[Config]:
+    """What is trained by averaging in the study, but for what sweeps vary."""
+    return [
+        cell.config
+        for cell in find("cifar100_cpu").cells(seeds=1)
+        if cell.config.algorithm.name == "fedavg"
+        and not cell.section.startswith("sweeps")
+        and not (cell.config.train.what == "head" and cell.config.head.freeze)
+    ]
+
+
+def test_every_learning_rate_of_the_study_is_the_best_on_validation_of_its_trials() -> None:
+    trials = tuned()
+    for config in studied():
+        tried = trials[method(asdict(config))]
+        assert len(tried) >= 3
+        assert config.train.lr == max(tried, key=lambda lr: tried[lr])
+
+
+def test_no_trial_opened_the_test_split() -> None:
+    for run in runs(STUDY / "tuning"):
+        assert "test" not in (run.result or {})
+
+
+def test_the_study_s_runs_are_those_of_its_suite() -> None:
+    names = {folder_of(cell.config).name for cell in find("cifar100_cpu").cells()}
+    assert {run.name for run in runs(STUDY / "runs")} <= names
+
+
+def test_the_audit_of_the_study_holds() -> None:
+    report = assemble.content(study.read([STUDY / "runs"]), About())
+    assert report.audit
+    assert all(check.passed for check in report.audit)
+
+
+def test_records_name_no_place_of_a_machine() -> None:
+    for path in STUDY.rglob("*"):
+        if path.is_file():
+            assert not re.search(r"/(home|root|tmp|work)/", path.read_text()), path
+
+
+@pytest.mark.parametrize("page", ["README.md", "results/README.md"])
+def test_the_headline_table_is_what_the_records_say(page: str) -> None:
+    script = spec_from_file_location("headline", ROOT / "results" / "headline.py")
+    assert script
+    assert script.loader
+    module = module_from_spec(script)
+    script.loader.exec_module(module)
+    assert module.headline([STUDY / "runs"]) in (ROOT / page).read_text()
