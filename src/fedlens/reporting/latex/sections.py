@@ -178,7 +178,7 @@ TABLE = {
     ),
     "calibration": Section("calibration_rounds", _compared, ("calibration_rounds",)),
     "heads": Section("centralized", _compared, ("heads",)),
-    "under_heads": Section("cifar100_cpu", _compared, ("under_heads",)),
+    "under_heads": Section("paper", _compared, ("under_heads",)),
     "schedules": Section("schedulers", _compared, ("schedules",)),
     "central": Section("centralized", _compared, ("central",)),
     "drift": Section(
