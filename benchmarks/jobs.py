@@ -58,9 +58,7 @@ def main() -> None:
             found = compare({"two": spread(pool, setting), "one": lambda s=setting: train(s, 2)})
             name, resolution, batch, _ = setting
             figures[f"{name}_{resolution}px_batch{batch}"] = found.ratio
-            speeds = [f"{found.speed(side):,.1f}" for side in found.speeds]
-            where = f"{name}, {resolution} px, batch {batch}"
-            rows.append([where, *speeds, f"{found.ratio:.2f}", str(len(found.ratios))])
+            rows.append(found.row(f"{name}, {resolution} px, batch {batch}"))
     print_table(["setting", "2 processes × 1 thread", "1 × 2", "ratio", "turns"], rows)
     met = min(figures.values()) >= MIN_RATIO
     print_verdict("jobs", figures, {"min_ratio": MIN_RATIO}, met)

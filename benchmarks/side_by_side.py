@@ -38,6 +38,11 @@ class Comparison:
     def speed(self, side: str) -> float:
         return statistics.median(self.speeds[side])
 
+    def row(self, setting: str) -> list[str]:
+        """Of a table: the setting, both speeds, their ratio, and in how many turns it was found."""
+        speeds = [f"{self.speed(side):,.1f}" for side in self.speeds]
+        return [setting, *speeds, f"{self.ratio:.3f}", str(len(self.ratios))]
+
 
 def compare(
     sides: Mapping[str, Callable[[], int]],

@@ -90,10 +90,8 @@ def main() -> None:
             },
             uncertainty=0.01,
         )
-        setting = f"{name}, {resolution} px, batch {batch}"
         figures[f"{name}_{resolution}px"] = found.ratio
-        speeds = [f"{found.speed(side):,.1f}" for side in found.speeds]
-        rows.append([setting, *speeds, f"{found.ratio:.3f}", str(len(found.ratios))])
+        rows.append(found.row(f"{name}, {resolution} px, batch {batch}"))
     print_table(["setting", "fedlens", "bare loop", "ratio", "turns"], rows)
     met = min(figures.values()) >= MIN_RATIO
     print_verdict("train_step", figures, {"min_ratio": MIN_RATIO}, met)

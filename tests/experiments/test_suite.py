@@ -171,6 +171,7 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
         ("rows: {a: fedavg_iid}\nseeds: true", "at least 1, not True"),
         ("rows: [", "is not a suite"),
         ("rows: {}", "at least one label"),
+        ("rows: {0.3: fedavg_iid}", "a number in quotes"),
         ("rows: {a: fedavg_iid}\ncolumns: {}", "at least one label"),
         ("sections: {}", "at least one label"),
         ("rows: {a: fedavg_iid run.name='it}", "quotes in pairs"),

@@ -213,8 +213,8 @@ def _parsed(
     for key, table, fits in (*tables, ("sections", sections, _is_section)):
         if key in told and not _of_labels(table, fits):
             raise FedlensError(
-                f"{where}: {key} map at least one label to words of a command line, with quotes in "
-                "pairs."
+                f"{where}: {key} map at least one label, a text (a number in quotes), to words of "
+                "a command line, with quotes in pairs."
             )
     common = told.get("common", "")
     if common and not _is_words(common):
