@@ -179,6 +179,8 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
         ('rows: {a: fedavg_iid}\nanalyses: {"alpha \'it": [a]}', "words of `fedlens arithmetic`"),
         ("rows: {a: fedavg_iid}\nanalyses: {'': [a]}", "words of `fedlens arithmetic`"),
         ("rows: {a: fedavg_iid}\ncommon: 1", "common is key=value words"),
+        ("rows: {a: fedavg_iid}\ncommon:", "common is key=value words"),
+        ("rows: {a: fedavg_iid}\ncommon: []", "common is key=value words"),
         ('rows: {a: fedavg_iid}\ncommon: "train.lr=\'it"', "quotes in pairs"),
         ("sections: {a: {seeds: 2}}", "mine.yaml, section a is not a suite"),
         ("sections: {a: {rows: {b: ''}}}", "section a: rows map"),

@@ -91,6 +91,16 @@ def test_a_federated_ridge_is_the_central_one_whoever_holds_what(tiny: Tiny) -> 
         assert found["test"]["loss"] == pytest.approx(pooled["test"]["loss"], rel=1e-4)
 
 
+def test_drift_does_not_depend_on_how_updates_are_aggregated(tiny: Tiny) -> None:
+    options = [*FEDERATED, "federated.rounds=1", "threads=1"]
+    averaged, merged = (
+        records(start(tiny(*options, f"algorithm={algorithm}", f"run.name={algorithm}")))[0]
+        for algorithm in ("fedavg", "ties")
+    )
+    assert merged["update_norms"] == averaged["update_norms"]
+    assert merged["drift"] == averaged["drift"] > 0
+
+
 def test_what_a_round_leaves_on_record(tiny: Tiny) -> None:
     options = ["federated.rounds=5", "evaluate.every=2", "train.schedule.name=linear"]
     config = tiny(*FEDERATED, *options, "partition=classes", "partition.classes_per_client=30")

@@ -158,6 +158,7 @@ class Federation:
             aggregating += time.monotonic() - arrived
             breathe()
         trained_by = time.monotonic()
+        observed = gathering.metrics()  # while `start` is still where the clients began
         if change := gathering.change():
             self.server.step(self.noised(change, len(gathering.clients)))
             if self.controls:
@@ -169,7 +170,7 @@ class Federation:
             "participants": cohort,
             **({"dropped": sorted(set(cohort) - set(present))} if federated.dropout else {}),
             **({"local_steps": [t.steps for t in tasks]} if federated.fewest_local_steps else {}),
-            **gathering.metrics(),
+            **observed,
             **self._traffic(len(cohort), len(present)),
         }
         timing = {

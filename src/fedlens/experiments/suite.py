@@ -217,7 +217,7 @@ def _parsed(
                 "a command line, with quotes in pairs."
             )
     common = told.get("common", "")
-    if common and not _is_words(common):
+    if "common" in told and not _is_words(common):
         raise FedlensError(f"{where}: common is key=value words, with quotes in pairs.")
     if seeds is not None and (type(seeds) is not int or seeds < 1):
         raise FedlensError(f"{where}: seeds is a whole number of at least 1, not {seeds}.")

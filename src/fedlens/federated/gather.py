@@ -81,7 +81,10 @@ class Gathering:
         return self._mean_change if self.aggregator is self.mean else self.aggregator.change()
 
     def metrics(self) -> dict[str, object]:
-        """For the record; a round that nobody answered has none of its own."""
+        """For the record, before the server moves on from `start`.
+
+        A round that nobody answered has none of its own.
+        """
         found: dict[str, object] = {"clients": self.clients}
         if self.rejected:
             found["rejected"] = {str(client): why for client, why in self.rejected.items()}
