@@ -136,6 +136,24 @@ def test_a_partition_with_nothing_to_compare_is_no_column(chapter: str, tmp_path
     assert tables(tmp_path, chapter)[0].grid.columns == before
 
 
+def test_algorithms_are_held_against_averages_with_a_longer_step_too(tmp_path: Path) -> None:
+    longer = {"algorithm.server_lr": 2.0}
+    turns = {"algorithm.name": "turns", "algorithm.cohorts": "turns"}
+    for changes, test in (({}, 0.2), (longer, 0.3), (turns, 0.25), ({**turns, **longer}, 0.5)):
+        for seed in (0, 1):
+            write_run(tmp_path, changes, seed=seed, test=test + seed / 100)
+    (table,) = tables(tmp_path, "algorithms")
+    told = {(c.row, c.against): round(c.mean, 6) for c in table.grid.contrasts}
+    long = "server step 2"
+    assert told == {
+        (f"FedAvg, {long}", "FedAvg"): 10,
+        ("FedAvg in turns", "FedAvg"): 5,
+        (f"FedAvg in turns, {long}", "FedAvg"): 30,
+        ("FedAvg in turns", f"FedAvg, {long}"): -5,
+        (f"FedAvg in turns, {long}", f"FedAvg, {long}"): 20,
+    }
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.5])  # names, and their order, differ
 def test_the_backbone_s_local_steps_come_before_those_of_heads(rate: float, tmp_path: Path) -> None:
     for steps in (4, 8):

@@ -4,7 +4,7 @@ A question without two methods to compare has no table; the reports say so.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedlens.reporting import words
@@ -213,12 +213,19 @@ def sparsity(methods: Methods) -> list[Comparison]:
 
 def calibration_rounds(methods: Methods) -> list[Comparison]:
     here = [m for m in fedavg(methods) if calibration(m)]
-    return _each(here, CALIBRATED, "calibration_rounds", "Calibration in rounds", against="1 round")
+    return _each(
+        here, CALIBRATED, "calibration_rounds", "Calibration in rounds", against=["1 round"]
+    )
 
 
 def algorithms(methods: Methods) -> list[Comparison]:
+    """Each against averaging, and against averaging with a longer step where that was tried."""
     here = [m for m in methods if words.federated(m) and words.trains(m)]
-    return _each(here, ALGORITHM, "algorithms", "Other ways to aggregate", against="FedAvg")
+    averaging = {words.algorithm(m) for m in here if m.get("algorithm.name") == "fedavg"}
+    return _each(
+        here, ALGORITHM, "algorithms", "Other ways to aggregate",
+        against=sorted(averaging | {"FedAvg"}),
+    )  # fmt: skip
 
 
 QUESTIONS: tuple[Callable[[Methods], list[Comparison]], ...] = (
@@ -235,13 +242,13 @@ QUESTIONS: tuple[Callable[[Methods], list[Comparison]], ...] = (
 
 
 def _each(
-    methods: Methods, rows: Axis, chapter: str, title: str, *, against: str = ""
+    methods: Methods, rows: Axis, chapter: str, title: str, *, against: Sequence[str] = ()
 ) -> list[Comparison]:
     """A table, rows × partitions, for every family with two values or more along `rows`."""
     return [
         compare(
             contested(alike, rows), rows, PARTITION, name=chapter, chapter=chapter, title=title,
-            note=_note(alike, "partition", rows.name), references=[against] if against else [],
+            note=_note(alike, "partition", rows.name), references=against,
         )
         for alike in grouped(methods, lambda m: family(m, rows, PARTITION))
         if values(alike, rows) > 1

@@ -69,8 +69,11 @@ def rule(method: Method) -> str:
 
 
 def algorithm(method: Method) -> str:
-    name = str(method.get("algorithm.name"))
-    return ALGORITHMS.get(name, name)
+    """'FedAvg', 'TIES', …; 'FedAvg, server step 2' where an average is not taken as it is."""
+    told = method.config["algorithm"]
+    name = ALGORITHMS.get(told["name"], told["name"])
+    lengthened = told["server"] == "average" and told["server_lr"] != 1
+    return f"{name}, server step {told['server_lr']:g}" if lengthened else name
 
 
 def trains(method: Method) -> bool:
