@@ -173,7 +173,8 @@ def test_the_cache_folder_is_the_default(
     assert (entry(tmp_path) / "features.safetensors").is_file()
 
 
-def test_a_second_builder_waits_and_then_reads(get: Get) -> None:
+def test_a_second_builder_waits_and_then_reads(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PATIENCE", 30)  # it is let in before it would help
     builders = [Counting(), Counting()]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(get, builders))

@@ -22,7 +22,15 @@ from fedlens.experiments.compose import (
     to_yaml,
     word,
 )
-from fedlens.experiments.config import Config, MergeConfig, keys, rounds, unit
+from fedlens.experiments.config import (
+    Config,
+    FederatedConfig,
+    MergeConfig,
+    cohort_size,
+    keys,
+    rounds,
+    unit,
+)
 from fedlens.experiments.naming import essence, run_name
 from fedlens.experiments.validate import validate
 
@@ -258,6 +266,31 @@ def test_the_names_a_config_knows_are_the_rows_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize(
+    ("clients", "participation", "size"),
+    [
+        (100, 0.1, 10),
+        (100, 0.07, 7),  # 0.07 · 100 is 7.000000000000001
+        (100, 0.29, 29),  # 0.29 · 100 is 28.999999999999996
+        (100, 0.101, 11),
+        (10, 0.25, 3),
+        (100, 1e-6, 1),
+        (1, 0.5, 1),
+        (37, 1.0, 37),
+    ],
+)
+def test_a_cohort_is_the_share_rounded_up(clients: int, participation: float, size: int) -> None:
+    assert cohort_size(FederatedConfig(clients, participation)) == size
+
+
+@pytest.mark.parametrize(("clients", "participation"), [(100, 0.3), (100, 0.6), (7, 0.5)])
+def test_turns_that_do_not_come_out_even_are_refused(clients: int, participation: float) -> None:
+    words = [f"federated.clients={clients}", f"federated.participation={participation}"]
+    assert compose("fedavg_iid", words)
+    with pytest.raises(FedlensError, match="equally many clients that add up to all"):
+        compose("fedavg_iid", [*words, "algorithm=turns"])
+
+
+@pytest.mark.parametrize(
     ("clients", "participation"),
     [(2, 1.0), (3, 1.0), (100, 0.02), (100, 0.021), (7, 3 / 7), (1023, 1.0), (1024, 1.0)],
 )
@@ -266,11 +299,10 @@ def test_the_clients_of_a_secure_sum_are_counted_before_anything_loads(
 ) -> None:
     pytest.importorskip("flwr")
     from fedlens.federated.flower.secure import FEWEST, MOST
-    from fedlens.federated.sampling import cohort_size
 
     words = [f"federated.clients={clients}", f"federated.participation={participation}"]
     words += ["engine=flower_simulation", "privacy.secure=true"]
-    if FEWEST <= cohort_size(clients, participation) <= MOST:
+    if FEWEST <= cohort_size(FederatedConfig(clients, participation)) <= MOST:
         assert compose("quickstart_fedavg", words).privacy.secure
     else:
         with pytest.raises(FedlensError, match=f"needs from {FEWEST} to {MOST} clients in each"):

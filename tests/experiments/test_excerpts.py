@@ -55,6 +55,23 @@ def test_the_same_command_brings_a_copy_up_to_date(tmp_path: Path) -> None:
     assert "arithmetic/alpha_1/record.json" not in files(out / "one")
 
 
+def test_runs_of_the_same_name_elsewhere_keep_their_checkpoints(tmp_path: Path) -> None:
+    run(tmp_path / "runs", "one", finished=True)
+    theirs = run(tmp_path / "others", "one", finished=True)
+    before = files(theirs)
+    with pytest.raises(FedlensError, match="one is a run with checkpoints"):
+        copy_records(tmp_path / "runs", tmp_path / "others")
+    assert files(theirs) == before
+
+
+def test_what_a_kill_left_of_a_copy_is_cleared(tmp_path: Path) -> None:
+    run(tmp_path / "runs", "one", finished=True)
+    out = tmp_path / "records"
+    run(out, ".partial-one-0123abcd", finished=True)
+    copy_records(tmp_path / "runs", out)
+    assert [path.name for path in out.iterdir()] == ["one"]
+
+
 def test_runs_are_not_copied_onto_themselves(tmp_path: Path) -> None:
     run(tmp_path / "runs", "one", finished=True)
     with pytest.raises(FedlensError, match="holds the runs themselves"):

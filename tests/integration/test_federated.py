@@ -91,6 +91,23 @@ def test_a_federated_ridge_is_the_central_one_whoever_holds_what(tiny: Tiny) -> 
         assert found["test"]["loss"] == pytest.approx(pooled["test"]["loss"], rel=1e-4)
 
 
+def test_clients_in_turns_all_come_before_one_comes_again(tiny: Tiny) -> None:
+    six = [*FEDERATED, "federated.clients=6", "federated.participation=0.5", "federated.rounds=4"]
+    came = [line["participants"] for line in records(start(tiny(*six, "algorithm=turns")))]
+    assert sorted(came[0] + came[1]) == sorted(came[2] + came[3]) == list(range(6))
+
+
+def test_what_features_say_before_training_the_backbone_says_after_a_step_of_nothing(
+    tiny: Tiny,
+) -> None:
+    """The learning rate is below what changes a parameter's last bit."""
+    options = [*FEDERATED, "head=ridge", "federated.rounds=1", "train.lr=1e-30"]
+    before, after = records(start(tiny(*options)))
+    assert (before["round"], after["round"]) == (0, 1)
+    assert before["validation"]["top1"] == after["validation"]["top1"] > 0
+    assert before["validation"]["loss"] == pytest.approx(after["validation"]["loss"], rel=1e-5)
+
+
 def test_drift_does_not_depend_on_how_updates_are_aggregated(tiny: Tiny) -> None:
     options = [*FEDERATED, "federated.rounds=1", "threads=1"]
     averaged, merged = (

@@ -31,6 +31,7 @@ MODES = {
     "rare evaluation, last selected": [
         "evaluate.every=2", "checkpoint.every=2", "evaluate.select=last",
     ],
+    "epochs cut short": ["train.epoch_steps=3"],
     "no validation": ["data.validation=0", "evaluate.select=last"],
     "sparse": ["head=ridge", "sparse.density=0.1", "sparse.examples=8", "train.clip_norm=1"],
 }  # fmt: skip
@@ -53,6 +54,9 @@ FEDERATIONS = {
     "median": [*ON_FEATURES, "algorithm=median"],
     "trimmed mean": [*ON_FEATURES, "algorithm=trimmed_mean", "algorithm.trim=0.34"],
     "norm clipping": [*ON_FEATURES, "algorithm=norm_clipping", "algorithm.clip_norm=0.1"],
+    "clients in turns": [
+        *ON_FEATURES, "algorithm=turns", "federated.clients=6", "federated.participation=0.5",
+    ],
     "clients that drop out": [*ON_FEATURES, "federated.dropout=0.4", "algorithm=scaffold"],
     "rare evaluation and checkpoints": [*ON_FEATURES, "evaluate.every=2", "checkpoint.every=5"],
     "ridge, then last block": ["head=ridge", "train.what=last_blocks:1"],
@@ -68,6 +72,11 @@ FEDERATIONS = {
 
 # With three clients, validation and a test curve, a round has five safe points.
 STOPS = [(6, 2, 7), (4, 7, 3), (5, 8, 2), (7, 4, 6)]
+
+
+def test_an_epoch_cut_short_has_the_steps_it_was_told(tiny: Tiny) -> None:
+    folder = start(tiny("train.epochs=2", "train.epoch_steps=3"))
+    assert [line["steps"] for line in folder.journal("metrics").read()] == [3, 3]
 
 
 @pytest.mark.parametrize("mode", MODES)

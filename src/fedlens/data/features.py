@@ -69,7 +69,8 @@ def features(
             return False
         number = missing[-1 - os.getpid() % (len(missing) - 1)]
         with suppress(FedlensError):  # who builds meets the same, and says so
-            store(path_of(number), {"features": compute(spans[number], None)})
+            part = compute(spans[number], lambda done, of: check())
+            store(path_of(number), {"features": part})
         return True
 
     def build() -> torch.Tensor:

@@ -3,6 +3,7 @@
 Every key of every config is here; `validate.py` has the checks of their values. No torch.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import get_type_hints
@@ -126,7 +127,7 @@ class MergeConfig:
 @dataclass
 class AlgorithmConfig:
     name: str = "fedavg"
-    cohorts: str = "chance"  # who takes part: anybody, or in turns, so that all do equally often
+    cohorts: str = "chance"  # who takes part: anybody; turns: nobody again before everybody did
     proximal: float = 0.0  # μ of FedProx
     scaffold: bool = False  # control variates
     aggregator: str = "mean"  # or clipped_mean, normalised_mean, median, trimmed_mean, or a merge:
@@ -246,6 +247,11 @@ def rounds(config: Config) -> int:
     if isinstance(told, int):
         return told
     return -(-config.federated.local_step_budget // config.federated.local_steps)
+
+
+def cohort_size(told: FederatedConfig) -> int:
+    """⌈C·K⌉, at least one; a product like 0.07 · 100 is not let up by its last bit."""
+    return max(1, math.ceil(round(told.participation * (told.clients or 1), 9)))
 
 
 def trained_part(what: str) -> tuple[str, int]:

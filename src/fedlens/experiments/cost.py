@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedlens.experiments.config import Config, rounds, trained_part
+from fedlens.experiments.config import Config, cohort_size, rounds, trained_part
 
 SIZES = {"cifar100": (100, 500, 100), "synthetic": (100, 200, 50)}  # classes, images of each
 PRETRAINING = 34_200  # images vit_pico is pretrained on, once
@@ -132,7 +132,7 @@ def _round_images(config: Config, sizes: _Sizes) -> int:
     """Of all clients that answer, each with a shard of equal size."""
     told = config.federated
     assert told.clients is not None
-    present = math.ceil(round(told.participation * told.clients, 9)) * (1 - told.dropout)
+    present = cohort_size(told) * (1 - told.dropout)
     steps = ((told.fewest_local_steps or told.local_steps) + told.local_steps) / 2
     return round(present * _client_images(sizes.kept // told.clients, steps, config))
 
@@ -147,7 +147,7 @@ def _client_images(shard: int, steps: float, config: Config) -> float:
 
 def _head_images(config: Config) -> int:
     told = config.federated
-    cohort = math.ceil(round(told.participation * told.clients, 9)) if told.clients else 1
+    cohort = cohort_size(told) if told.clients else 1
     return cohort * config.head.steps * config.train.batch_size
 
 

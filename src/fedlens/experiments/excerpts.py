@@ -1,7 +1,8 @@
 """The records of finished runs without what only a run needs to go on: small enough to publish.
 
 What stays behind: checkpoints, clients' updates, masks bit by bit, and log.txt, which names places
-of the machine. What is copied is all that a report and its audit read. No torch.
+of the machine. What is copied is all that a report and its audit read; places that a command named
+(`run.root=/home/me/runs`) are in it. No torch.
 """
 
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from fedlens.errors import FedlensError
 from fedlens.experiments.records import RunFolder, runs
-from fedlens.files import replacing
+from fedlens.files import clear_partials, replacing
 
 KEPT = ("config.yaml", "*.json", "*.jsonl", "arithmetic/*/record.json")
 
@@ -22,6 +23,12 @@ def copy_records(root: Path, out: Path) -> tuple[list[str], list[str]]:
     if root.resolve() == out.resolve():
         raise FedlensError(f"{out} holds the runs themselves: name another folder for the records.")
     finished = [run for run in found if run.result is not None]
+    if taken := [run.name for run in finished if (out / run.name / "checkpoints").exists()]:
+        raise FedlensError(
+            f"{out / taken[0]} is a run with checkpoints, not a copy of records: name another "
+            "folder for the records."
+        )
+    clear_partials(out)
     for run in finished:
         with replacing(out / run.name) as folder:
             _copy(run, folder)

@@ -18,7 +18,7 @@ from fedlens.experiments import privacy, snapshot
 from fedlens.experiments.build import Parts, local_rules
 from fedlens.experiments.checkpoint import Checkpoint
 from fedlens.experiments.client_states import ClientStates
-from fedlens.experiments.config import Config
+from fedlens.experiments.config import Config, cohort_size
 from fedlens.experiments.loop import Loop, Position
 from fedlens.experiments.progress import bar
 from fedlens.experiments.records import RunFolder
@@ -126,9 +126,8 @@ class Federation:
         """One round; `breathe` is called after every client. Returns its record and its timing."""
         began = time.monotonic()
         federated, seed, clients = self.config.federated, self.config.seed, len(self.partition)
-        size = sampling.cohort_size(clients, federated.participation)
         draw = sampling.COHORTS[self.config.algorithm.cohorts]
-        cohort = draw(seed, number, clients=clients, size=size)
+        cohort = draw(seed, number, clients=clients, size=cohort_size(federated))
         present = [
             client
             for client in cohort

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedlens.experiments.config import Config
-from fedlens.federated import sampling
+from fedlens.experiments.config import Config, cohort_size
 
 if TYPE_CHECKING:
     from fedlens.federated.flower.privacy import PrivacySettings
@@ -40,7 +39,7 @@ def noise(config: Config) -> Noise:
         return lambda change, cohort: change
     from fedlens.federated.flower.privacy import noised
 
-    told, asked = settings(config), _cohort(config)
+    told, asked = settings(config), cohort_size(config.federated)
 
     def private(change: dict[str, torch.Tensor], answered: int) -> dict[str, torch.Tensor]:
         # Divided by how many were asked: how many answered well may itself depend on the data.
@@ -78,7 +77,7 @@ def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any
     found = privacy.spent(
         settings(config),
         rounds=len(played),
-        cohort=_cohort(config),
+        cohort=cohort_size(config.federated),
         clients=config.federated.clients,
         participations=max(taken.values(), default=None),
     )
@@ -86,8 +85,3 @@ def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any
         return {}
     log.info("privacy spent: ε = %.3g at δ = %.0e", found["epsilon"], found["delta"])
     return {"privacy": {"kind": config.privacy.name, **found}}
-
-
-def _cohort(config: Config) -> int:
-    assert config.federated.clients is not None
-    return sampling.cohort_size(config.federated.clients, config.federated.participation)

@@ -13,7 +13,7 @@ from fedlens import params, rng
 from fedlens.data.batches import FeatureExamples
 from fedlens.data.partition import Partition
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import Config
+from fedlens.experiments.config import Config, cohort_size
 from fedlens.experiments.progress import bar
 from fedlens.experiments.signals import StopRequest
 from fedlens.federated import sampling, server, wire
@@ -45,7 +45,7 @@ def trained_head(
     seed, rules = head_seed(config), head_rules(config, precision)
     everyone = torch.arange(len(train))
     clients = len(partition) if partition else 1
-    size = sampling.cohort_size(clients, config.federated.participation)
+    size = cohort_size(config.federated) if partition else 1
     steps = config.federated.local_steps if partition else config.head.steps
     rounds = -(-config.head.steps // steps)
     head.to(train.features.device)

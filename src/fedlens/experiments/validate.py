@@ -7,7 +7,7 @@ import math
 import re
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.config import Config, trained_part
+from fedlens.experiments.config import Config, cohort_size, trained_part
 from fedlens.training.schedules import SHAPES
 
 DATASETS = ("cifar100", "synthetic")
@@ -190,10 +190,11 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
 def _federated_checks(config: Config) -> list[tuple[bool, str]]:
     federated, partition, algorithm = config.federated, config.partition, config.algorithm
     engine, told, merge = config.engine, config.federated.rounds, algorithm.merge
-    fewest = federated.fewest_local_steps
+    fewest, share = federated.fewest_local_steps, federated.participation
+    even = not 0 < share <= 1 or (federated.clients or 0) % cohort_size(federated) == 0
     return [
         (_positive(federated.clients), "federated.clients must be at least 1"),
-        (0 < federated.participation <= 1, "federated.participation must lie in (0, 1]"),
+        (0 < share <= 1, "federated.participation must lie in (0, 1]"),
         (federated.local_steps > 0, "federated.local_steps must be at least 1"),
         (
             fewest is None or 1 <= fewest <= federated.local_steps,
@@ -205,6 +206,11 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         ),
         (federated.local_step_budget > 0, "federated.local_step_budget must be at least 1"),
         (0 <= federated.dropout < 1, "federated.dropout must lie in [0, 1)"),
+        (
+            algorithm.cohorts == "chance" or even,
+            "algorithm.cohorts=turns needs rounds of equally many clients that add up to all: "
+            "change federated.participation or federated.clients",
+        ),
         (partition.classes_per_client > 0, "partition.classes_per_client must be at least 1"),
         (0 < partition.alpha < math.inf, "partition.alpha must be positive and finite"),
         (0 <= partition.sigma < math.inf, "partition.sigma must be 0 or more, and finite"),

@@ -3,16 +3,9 @@
 Each depends on (seed, round, client) alone, so any round can be played again by itself.
 """
 
-import math
-
 import torch
 
 from fedlens import rng
-
-
-def cohort_size(clients: int, participation: float) -> int:
-    """⌈C·K⌉, at least one; a product like 0.07 · 100 is not let up by its last bit."""
-    return max(1, math.ceil(round(participation * clients, 9)))
 
 
 def cohort(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
@@ -31,7 +24,7 @@ def cohort(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
 def turns(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
     """As `cohort`, but who took part waits until all others have: a shuffled order, dealt out.
 
-    Where `size` does not divide `clients`, the last of each order sit it out.
+    `size` divides `clients`.
     """
     order, place = divmod(round_ - 1, clients // size)
     draw = rng.generator(seed, "turns", order)
