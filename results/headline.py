@@ -47,9 +47,9 @@ def _name(method: Method) -> str:
     return said if algorithm == "FedAvg" else f"{said}, {algorithm}"
 
 
-def _order(method: Method) -> tuple[int, bool, bool, str]:
-    kind = list(NAMES).index(words.trained(method))
-    return kind, words.algorithm(method) != "FedAvg", words.sparse(method), words.rule(method)
+def _order(method: Method) -> tuple[int, bool, bool, str, str]:
+    kind, algorithm = list(NAMES).index(words.trained(method)), words.algorithm(method)
+    return kind, algorithm != "FedAvg", words.sparse(method), words.rule(method), algorithm
 
 
 def _cells(row: list[Method]) -> list[str]:

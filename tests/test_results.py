@@ -1,6 +1,7 @@
 """The committed records say what the committed words claim: suites, README, report."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -12,12 +13,13 @@ import yaml
 from fedlens.experiments.config import Config
 from fedlens.experiments.launch import folder_of
 from fedlens.experiments.records import runs
-from fedlens.experiments.suite import find
+from fedlens.experiments.suite import find, only
 from fedlens.reporting import assemble, study
-from fedlens.reporting.content import About
+from fedlens.reporting.content import About, Grid
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "results" / "cifar100_cpu"
+PAGES = ("README.md", "results/README.md")
 
 Method = tuple[Any, ...]
 
@@ -91,7 +93,43 @@ def test_records_name_no_place_of_a_machine() -> None:
             assert not re.search(r"/(home|root|tmp|work)/", path.read_text()), path
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/README.md"])
+def numbers(grid: Grid) -> Iterator[float]:
+    """All that a table says of test accuracy, in points."""
+    cells = [cell for row in grid.cells for cell in row if cell]
+    for found in (*cells, *grid.contrasts):
+        yield from (value for value in (found.mean, found.half) if value is not None)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_accuracy_of_the_answers_is_in_the_report(page: str) -> None:
+    told = (ROOT / page).read_text().partition("<!-- answers -->")[2]
+    told = told.partition("<!-- /answers -->")[0]
+    report = assemble.content(study.read([STUDY / "runs"]), About())
+    grids = (grid for chapter in report.chapters for grid in chapter.grids)
+    known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
+    said = set(re.findall(r"\b\d+\.\d\d\b", told))
+    assert said
+    assert said <= known
+
+
+def test_the_table_of_ideas_is_what_trials_ended_with() -> None:
+    page = (ROOT / "results/README.md").read_text()
+    told = page.partition("Ideas for Nc=1")[2].partition("###")[0]
+    ends = [run.journal("metrics").read()[-1] for run in runs(STUDY / "tuning")]
+    known = {f"{100 * end['validation']['top1']:.2f}" for end in ends}
+    said = set(re.findall(r"\b\d+\.\d\d\b", told))
+    assert len(said) > 10
+    assert said <= known
+
+
+def test_parts_of_the_suite_that_are_named_exist() -> None:
+    cells = find("cifar100_cpu").cells()
+    named = re.findall(r"--only '([^']+)'", (ROOT / "results/README.md").read_text())
+    assert named
+    assert all(only(cells, [part]) for part in named)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_headline_table_is_what_the_records_say(page: str) -> None:
     script = spec_from_file_location("headline", ROOT / "results" / "headline.py")
     assert script
