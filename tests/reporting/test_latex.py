@@ -468,15 +468,17 @@ def test_what_was_observed_goes_from_the_first_round_to_the_last() -> None:
     assert analysed.observed(replace(seen, drift=[], cosine=[]), 0.3) == ""
 
 
-def observed_grid(name: str, rates: list[list[float]]) -> tuple[Grid, CurveSet]:
+def observed_grid(
+    name: str, rates: list[list[float]], seeds: int = 1, note: str = ""
+) -> tuple[Grid, CurveSet]:
     rows, columns = ["IID", "Nc=1"], ["dense", "sparse"]
     cells: Cells = [[cell(50.0, [0], lr=rate) for rate in row] for row in rates]
     seen = [
-        Observation(f"{row}, {column}", ["r"], [1, 2], [2.0, 1.0], [], [])
+        Observation(f"{row}, {column}", ["r"] * seeds, [1, 2], [2.0, 1.0], [], [])
         for row in rows for column in columns
     ]  # fmt: skip
     return (
-        Grid(name, name, f"Of {name}", "", "", rows, columns, cells),
+        Grid(name, name, f"Of {name}", note, "", rows, columns, cells),
         CurveSet(name, name, "", "round", [], seen),
     )
 
@@ -495,6 +497,15 @@ def test_drift_is_told_of_methods_that_differ_in_one_thing() -> None:
     assert first.startswith(r"For \emph{IID, dense} (1 seed, learning rate 0.01)")
     assert last.startswith(r"For \emph{Nc=1, dense} (1 seed, learning rate 0.001)")
     assert mind == "Their learning rates differ, and drift with them."
+
+
+def test_drift_is_told_of_the_pair_with_most_seeds_and_of_what_it_shares() -> None:
+    few, seen_few = observed_grid("heterogeneity", [[0.3, 0.3], [0.3, 0.3]])
+    many, seen_many = observed_grid("local_steps", [[0.1, 0.1], [0.1, 0.1]], 3, "Batch 8.")
+    both = chapter(HERE, grids=[few, many], curves=[seen_few, seen_many])
+    title, first, _ = TABLE["drift"].sentences(both)
+    assert title == r"From \emph{Of local\_steps} (Batch 8):"
+    assert "(3 seeds, learning rate 0.1)" in first
 
 
 @pytest.mark.parametrize(("clients", "share"), [(2, 0.5), (3, 0.75), (5, 0.9375)])

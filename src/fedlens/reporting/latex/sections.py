@@ -87,26 +87,38 @@ def _arithmetic(found: Found) -> list[str]:
     return told
 
 
+class _Seen(NamedTuple):
+    rate: float | None
+    seeds: int
+    text: str
+
+
 def _drift(found: Found) -> list[str]:
-    """Two methods that differ in one thing; in their learning rates too if all such pairs do."""
+    """Two methods that differ in one thing; in their learning rates too if all such pairs do.
+
+    Of several pairs, that of the most seeds.
+    """
     lines = [(grid, line) for grid in found.grids for line in _lines(found.chapter, grid)]
     pairs = [(grid, line) for grid, line in lines if len(line) > 1]
     alike = [
-        (grid, mine) for grid, line in pairs for rate in dict.fromkeys(rate for rate, _ in line)
-        if len(mine := [one for one in line if one[0] == rate]) > 1
+        (grid, mine) for grid, line in pairs for rate in dict.fromkeys(one.rate for one in line)
+        if len(mine := [one for one in line if one.rate == rate]) > 1
     ]  # fmt: skip
-    for grid, line in [*alike, *pairs, *lines]:
-        told = speech.ends(line)
-        apart = len({rate for rate, _ in told}) > 1
-        return [
-            f"From {speech.emphasised(grid.title)}:",
-            *(text for _, text in told),
-            *(["Their learning rates differ, and drift with them."] if apart else []),
-        ]
+    for some in (alike, pairs, lines):
+        if some:
+            grid, line = max(some, key=lambda told: min(one.seeds for one in told[1]))
+            told = speech.ends(line)
+            apart = len({one.rate for one in told}) > 1
+            shared = f" ({speech.tex(grid.note.rstrip('.'))})" if grid.note else ""
+            return [
+                f"From {speech.emphasised(grid.title)}{shared}:",
+                *(one.text for one in told),
+                *(["Their learning rates differ, and drift with them."] if apart else []),
+            ]
     return []
 
 
-def _lines(chapter: Chapter, grid: Grid) -> Iterator[list[tuple[float | None, str]]]:
+def _lines(chapter: Chapter, grid: Grid) -> Iterator[list[_Seen]]:
     """Column by column, then row by row: learning rates, and what was observed at them."""
     sets = [told for told in chapter.curves if told.name == grid.name]
     seen = {one.label: one for told in sets for one in told.observations}
@@ -116,10 +128,10 @@ def _lines(chapter: Chapter, grid: Grid) -> Iterator[list[tuple[float | None, st
     for line in [*zip(*places, strict=True), *places]:
         labels = {place: cell_label(grid.rows, grid.columns, place) for place in line}
         told = [
-            (cells[place].lr, analysed.observed(seen[label], cells[place].lr))
-            for place, label in labels.items() if place in cells and label in seen
+            _Seen(rate := cells[place].lr, len(one.runs), analysed.observed(one, rate))
+            for place, label in labels.items() if place in cells and (one := seen.get(label))
         ]  # fmt: skip
-        if kept := [(rate, text) for rate, text in told if text]:
+        if kept := [one for one in told if one.text]:
             yield kept
 
 
