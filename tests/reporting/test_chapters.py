@@ -154,6 +154,27 @@ def test_algorithms_are_held_against_averages_with_a_longer_step_too(tmp_path: P
     }
 
 
+def test_more_local_steps_are_held_against_the_fewest_within_a_partition(tmp_path: Path) -> None:
+    """By hand: seeds differ by 10 and 14 points under IID, so 12 ± t·2 with t = 12.7062."""
+    for partition, changes in (("IID", {}), ("Nc=1", NONIID)):
+        for seed in (0, 1):
+            write_run(tmp_path, changes, seed=seed, test=0.2)
+            more = 0.3 + 0.04 * seed if partition == "IID" else 0.1
+            write_run(tmp_path, {**changes, "federated.local_steps": 8}, seed=seed, test=more)
+    (table,) = tables(tmp_path, "local_steps")
+    first, second = (c for c in table.grid.contrasts if c.turned)
+    assert (first.row, first.against, first.column) == ("J=8", "J=4", "IID")
+    assert (second.row, second.against, second.column) == ("J=8", "J=4", "Nc=1")
+    assert (first.mean, first.half) == pytest.approx((12, 12.7062 * 2), rel=1e-4)
+    assert second.mean == pytest.approx(-10)
+    assert first.places == (("IID", "J=8"), ("IID", "J=4"))
+    straight = [c for c in table.grid.contrasts if not c.turned]
+    assert {(c.row, c.against) for c in straight} == {("Nc=1", "IID")}
+    tested = [c for c in table.grid.contrasts if c.p is not None]
+    least = min(tested, key=lambda c: c.p or 0)
+    assert least.corrected == pytest.approx(min(1, len(tested) * (least.p or 0)))
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.5])  # names, and their order, differ
 def test_the_backbone_s_local_steps_come_before_those_of_heads(rate: float, tmp_path: Path) -> None:
     for steps in (4, 8):

@@ -283,6 +283,23 @@ def test_a_difference_is_stated_only_if_its_corrected_p_decides_it() -> None:
     )
 
 
+def test_columns_within_a_row_are_told_apart_from_rows_within_a_column() -> None:
+    steps = Contrast("J=16", "J=4", "Nc=1", -7.5, 1.25, 3, 0.001, 0.004, turned=True)
+    skew = Contrast("Nc=1", "IID", "J=4", -8.5, 1.5, 3, 0.002, 0.004)
+    cells: Cells = [[cell(50.0, [0, 1, 2]) for _ in range(2)] for _ in range(2)]
+    grid = Grid("a", "local_steps", "L", "", "", ["IID", "Nc=1"], ["J=4", "J=16"], cells,
+                [skew, steps])  # fmt: skip
+    (straight,) = differences.contrasts(grid)
+    assert straight.startswith(
+        r"Against \emph{IID} under J=4, over 3 seeds, \emph{Nc=1} costs 8.50"
+    )
+    (turned,) = differences.contrasts(grid, turned=True)
+    assert turned.startswith(r"Against \emph{J=4} under Nc=1, over 3 seeds, \emph{J=16} costs 7.5")
+    told = chapter(HERE, grids=[grid])
+    assert turned in TABLE["steps"].sentences(told)
+    assert straight in TABLE["heterogeneity"].sentences(told)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0, 1), st.floats(-9, 9).filter(lambda mean: abs(mean) > 0.01))
 def test_costs_and_gains_need_a_p_below_the_limit(p: float, mean: float) -> None:

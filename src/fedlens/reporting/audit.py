@@ -220,8 +220,7 @@ def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
         single += sum(1 for row in grid.cells for cell in row if cell and len(cell.seeds) == 1)
         contrasts += len(grid.contrasts)
         for contrast in grid.contrasts:
-            places = ((contrast.row, contrast.column), (contrast.against, contrast.column))
-            first, second = (set(table.methods[place].seeds) for place in places)
+            first, second = (set(table.methods[place].seeds) for place in contrast.places)
             if contrast.count != len(first & second):
                 violations.append(f"{grid.title}: {contrast.row} is not paired by seed")
             elif first != second:

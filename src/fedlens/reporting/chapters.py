@@ -166,6 +166,7 @@ def local_steps(methods: Methods) -> list[Comparison]:
                     title="Heterogeneity and local steps" if several else "Heterogeneity",
                     note=_note(alike, "partition", *(["steps"] if several else [])),
                     references=["IID"] if values(alike, PARTITION) > 1 else [],
+                    column_references=[STEPS.label(min(alike, key=STEPS.order))] if several else [],
                 )
             )  # fmt: skip
     return found

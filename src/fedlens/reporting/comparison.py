@@ -165,11 +165,13 @@ def compare(
     title: str,
     note: str,
     references: Sequence[str] = (),
+    column_references: Sequence[str] = (),
     everywhere: Sequence[Method] = (),
     everywhere_label: str = "",
 ) -> Comparison:
     """Lays methods out in a table and contrasts every row with each of the reference rows.
 
+    And every column with each of the reference columns, within a row.
     `everywhere` are candidates for one more row that is the same under every column's partition.
     """
     down = list(dict.fromkeys(rows.label(m) for m in sorted(methods, key=rows.order)))
@@ -189,7 +191,11 @@ def compare(
     grid = Grid(name, chapter, title, note, rows.name, down, across, cells)
     places = [(r, c) for r in down for c in across if (r, c) in candidates]
     table = Comparison(grid, {place: candidates[place] for place in places})
-    contrasts = _contrasts(table.methods, down, across, references)
+    turned = {(column, row): method for (row, column), method in table.methods.items()}
+    contrasts = _corrected([
+        *_contrasts(table.methods, down, across, references),
+        *(replace(c, turned=True) for c in _contrasts(turned, across, down, column_references)),
+    ])  # fmt: skip
     return replace(table, grid=replace(grid, contrasts=contrasts))
 
 
@@ -206,27 +212,25 @@ def _contrasts(
     references: Sequence[str],
 ) -> list[Contrast]:
     """Every row minus each reference, column by column; of two references only the second's."""
-    found = {
-        (row, against, column): delta
+    return [
+        Contrast(
+            row, against, column,
+            mean=delta.estimate.mean, half=delta.estimate.half, count=delta.estimate.count,
+            p=delta.p, corrected=None,
+        )
         for number, against in enumerate(references)
         for column in columns
         for row in rows
         if row != against and row not in references[:number]
         and (method := methods.get((row, column))) and (base := methods.get((against, column)))
         and (delta := difference(method.by_seed(), base.by_seed()))
-    }  # fmt: skip
-    corrected = holm({asked: delta.p for asked, delta in found.items() if delta.p is not None})
-    return [
-        Contrast(
-            *asked,
-            mean=delta.estimate.mean,
-            half=delta.estimate.half,
-            count=delta.estimate.count,
-            p=delta.p,
-            corrected=corrected.get(asked),
-        )
-        for asked, delta in found.items()
-    ]
+    ]  # fmt: skip
+
+
+def _corrected(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """For how many there are in the table."""
+    found = holm({number: c.p for number, c in enumerate(contrasts) if c.p is not None})
+    return [replace(c, corrected=found.get(number)) for number, c in enumerate(contrasts)]
 
 
 def calibration(method: Method) -> str:

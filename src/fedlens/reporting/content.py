@@ -45,7 +45,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A row minus another over the seeds they share, within a column."""
+    """A row minus another over the seeds they share, within a column; or turned, a column minus
+    another within a row."""
 
     row: str
     against: str
@@ -55,6 +56,14 @@ class Contrast:
     count: int
     p: float | None
     corrected: float | None  # by Holm's method over the table's contrasts
+    turned: bool = False  # `row` and `against` are columns of the table, `column` is a row
+
+    @property
+    def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Row and column of the cell that is held against another, and of the other."""
+        if self.turned:
+            return (self.column, self.row), (self.column, self.against)
+        return (self.row, self.column), (self.against, self.column)
 
 
 @dataclass(frozen=True)

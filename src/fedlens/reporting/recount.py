@@ -33,9 +33,7 @@ def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Chec
                     )
         for contrast in grid.contrasts:
             numbers += 1
-            first, second = (
-                accuracy[row, contrast.column] for row in (contrast.row, contrast.against)
-            )
+            first, second = (accuracy[place] for place in contrast.places)
             delta = difference(first, second)
             if not (
                 delta

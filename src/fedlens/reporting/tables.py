@@ -104,7 +104,7 @@ def to_csv(grid: Grid) -> str:
 
 
 def contrasts_csv(grid: Grid) -> str:
-    """A line for each difference between two rows of a column."""
+    """A line for each difference between two rows of a column, or two columns of a row."""
     return _csv(
         DIFFERENCES,
         (

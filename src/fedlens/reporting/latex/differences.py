@@ -47,9 +47,13 @@ def once(contrasts: Iterable[Contrast]) -> list[Contrast]:
     return kept
 
 
-def contrasts(grid: Grid, *, columns: int = 2) -> list[str]:
-    """For each reference a sentence by column: of many columns the first and the last."""
-    every = once(grid.contrasts)
+def contrasts(grid: Grid, *, columns: int = 2, turned: bool = False) -> list[str]:
+    """For each reference a sentence by column: of many columns the first and the last.
+
+    Or `turned`, for each reference column a sentence by row.
+    """
+    every = once(c for c in grid.contrasts if c.turned == turned)
+    several = len(grid.rows if turned else grid.columns) > 1
     told: list[str] = []
     for against in dict.fromkeys(c.against for c in every):
         few: list[tuple[str, list[Contrast]]] = []
@@ -57,7 +61,7 @@ def contrasts(grid: Grid, *, columns: int = 2) -> list[str]:
         if len(names) > columns:
             names = [names[0], *names[len(names) - columns + 1 :]]
         for column in names:
-            where = f" under {tex(column)}" if len(grid.columns) > 1 else ""
+            where = f" under {tex(column)}" if several else ""
             here = [c for c in every if (c.against, c.column) == (against, column)]
             if tested := [c for c in here if c.count >= FEWEST]:
                 first = f"Against {emphasised(against)}{where}, {over(tested)}, "
@@ -108,7 +112,8 @@ def verdict(grid: Grid) -> str:
     if not settled:
         return f"{emphasised(grid.title)}: {count}none is decided"
     first = settled[0]
-    where = f" under {tex(first.column)}" if len(grid.columns) > 1 else ""
+    several = len(grid.rows if first.turned else grid.columns) > 1
+    where = f" under {tex(first.column)}" if several else ""
     largest = (
         f"{emphasised(first.row)} {'costs' if first.mean < 0 else 'gains'} "
         f"{points(first, signed=False)} points against {emphasised(first.against)}{where} "

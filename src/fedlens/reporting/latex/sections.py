@@ -75,7 +75,8 @@ def _steps(found: Found) -> list[str]:
         return []
     return [
         speech.across(found.grids[0]),
-        "Columns are at the same number of local steps in all; no paired test compares them.",
+        "Columns are at the same number of local steps in all.",
+        *differences.contrasts(found.grids[0], turned=True),
     ]
 
 
