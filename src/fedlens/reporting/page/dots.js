@@ -2,12 +2,13 @@
 // Where columns outnumber rows and nothing is compared with a row, a panel is a row.
 // A hollow dot is one seed; the dashed line is the row that others are compared with.
 function dotChart(host, told) {
-  const turned = told.columns.length > told.rows.length && !told.contrasts.length;
+  const rowwise = told.contrasts.filter((contrast) => !contrast.turned);
+  const turned = told.columns.length > told.rows.length && !rowwise.length;
   const grid = !turned ? told : { ...told, rows: told.columns, columns: told.rows,
     cells: told.columns.map((_, c) => told.rows.map((_, r) => told.cells[r][c])) };
   const cells = grid.cells.flat().filter(Boolean);
   const [low, high] = range(cells.flatMap(({ mean, half }) => [mean - (half ?? 0), mean + (half ?? 0)]), 0.08);
-  const against = grid.contrasts.length ? grid.rows.indexOf(grid.contrasts[0].against) : -1;
+  const against = rowwise.length ? grid.rows.indexOf(rowwise[0].against) : -1;
   const panels = html("div", { class: "panels" });
   grid.columns.forEach((column, c) => {
     const rows = grid.rows.map((row, r) => ({ row, cell: grid.cells[r][c] })).filter(({ cell }) => cell);
