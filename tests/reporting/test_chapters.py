@@ -170,9 +170,7 @@ def test_more_local_steps_are_held_against_the_fewest_within_a_partition(tmp_pat
     assert first.places == (("IID", "J=8"), ("IID", "J=4"))
     straight = [c for c in table.grid.contrasts if not c.turned]
     assert {(c.row, c.against) for c in straight} == {("Nc=1", "IID")}
-    tested = [c for c in table.grid.contrasts if c.p is not None]
-    least = min(tested, key=lambda c: c.p or 0)
-    assert least.corrected == pytest.approx(min(1, len(tested) * (least.p or 0)))
+    assert first.corrected == pytest.approx(first.p, rel=1e-6)  # the other has no spread, so no p
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.5])  # names, and their order, differ

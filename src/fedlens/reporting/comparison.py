@@ -192,10 +192,9 @@ def compare(
     places = [(r, c) for r in down for c in across if (r, c) in candidates]
     table = Comparison(grid, {place: candidates[place] for place in places})
     turned = {(column, row): method for (row, column), method in table.methods.items()}
-    contrasts = _corrected([
-        *_contrasts(table.methods, down, across, references),
-        *(replace(c, turned=True) for c in _contrasts(turned, across, down, column_references)),
-    ])  # fmt: skip
+    between_rows = _contrasts(table.methods, down, across, references)
+    between_columns = _contrasts(turned, across, down, column_references)
+    contrasts = [*between_rows, *(replace(c, turned=True) for c in between_columns)]
     return replace(table, grid=replace(grid, contrasts=contrasts))
 
 
@@ -211,26 +210,31 @@ def _contrasts(
     columns: Sequence[str],
     references: Sequence[str],
 ) -> list[Contrast]:
-    """Every row minus each reference, column by column; of two references only the second's."""
-    return [
-        Contrast(
-            row, against, column,
-            mean=delta.estimate.mean, half=delta.estimate.half, count=delta.estimate.count,
-            p=delta.p, corrected=None,
-        )
+    """Every row minus each reference, column by column; of two references only the second's.
+
+    They answer one question, and p is corrected for how many they are.
+    """
+    found = {
+        (row, against, column): delta
         for number, against in enumerate(references)
         for column in columns
         for row in rows
         if row != against and row not in references[:number]
         and (method := methods.get((row, column))) and (base := methods.get((against, column)))
         and (delta := difference(method.by_seed(), base.by_seed()))
-    ]  # fmt: skip
-
-
-def _corrected(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    """For how many there are in the table."""
-    found = holm({number: c.p for number, c in enumerate(contrasts) if c.p is not None})
-    return [replace(c, corrected=found.get(number)) for number, c in enumerate(contrasts)]
+    }  # fmt: skip
+    corrected = holm({asked: delta.p for asked, delta in found.items() if delta.p is not None})
+    return [
+        Contrast(
+            *asked,
+            mean=delta.estimate.mean,
+            half=delta.estimate.half,
+            count=delta.estimate.count,
+            p=delta.p,
+            corrected=corrected.get(asked),
+        )
+        for asked, delta in found.items()
+    ]
 
 
 def calibration(method: Method) -> str:

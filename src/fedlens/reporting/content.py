@@ -55,7 +55,7 @@ class Contrast:
     half: float | None
     count: int
     p: float | None
-    corrected: float | None  # by Holm's method over the table's contrasts
+    corrected: float | None  # by Holm's method over the table's contrasts of this kind
     turned: bool = False  # `row` and `against` are columns of the table, `column` is a row
 
     @property

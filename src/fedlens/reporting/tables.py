@@ -76,7 +76,7 @@ def markdown(grid: Grid) -> str:
     if grid.contrasts:
         lines += [
             "",
-            "Differences over shared seeds, p after Holm's correction over the table:",
+            "Differences over shared seeds, p corrected (Holm) over its rows, or columns:",
             "",
         ]
         lines += _markdown(
