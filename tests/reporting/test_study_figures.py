@@ -276,6 +276,13 @@ def test_partitions_are_ordered_by_evenness() -> None:
     assert looks(content(chapter())).partitions[:2] == ("IID", "Nc=10")
 
 
+def test_a_label_that_begins_like_the_six_models_has_a_look_of_its_own() -> None:
+    rows = ["FedAvg", "FedAvg, server step 2", "FedAvg in turns"]
+    same = looks(content(chapter()))
+    assert len({same.of(row, rows) for row in rows}) == 3
+    assert same.of("FedAvg, IID") == same.of("IID")
+
+
 def test_dots_stand_where_the_table_says() -> None:
     figure = drawn("mask_rules")
     first, second = figure.axes

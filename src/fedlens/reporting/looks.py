@@ -32,11 +32,11 @@ class Looks:
 
     def of(self, label: str, among: Sequence[str] = ()) -> Look:
         """`among` are the labels of a table, whose places tell what has no colour of its own."""
-        label = label.removeprefix(PREFIX)
-        if label in NAMED:
-            return NAMED[label]
-        if label in self.partitions:
-            return LOOKS[self.partitions.index(label) % len(LOOKS)]
+        bare = label.removeprefix(PREFIX)
+        if bare in NAMED:
+            return NAMED[bare]
+        if bare in self.partitions:
+            return LOOKS[self.partitions.index(bare) % len(LOOKS)]
         others = [other for other in among if other not in NAMED]
         return LOOKS[others.index(label) % len(LOOKS)]
 

@@ -107,8 +107,8 @@ def _drift(found: Found) -> list[str]:
     ]  # fmt: skip
     for some in (alike, pairs, lines):
         if some:
-            grid, line = max(some, key=lambda told: min(one.seeds for one in told[1]))
-            told = speech.ends(line)
+            ends = [(grid, speech.ends(line)) for grid, line in some]
+            grid, told = max(ends, key=lambda found: min(one.seeds for one in found[1]))
             apart = len({one.rate for one in told}) > 1
             shared = f" ({speech.tex(grid.note.rstrip('.'))})" if grid.note else ""
             return [
