@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -19,6 +20,7 @@ from fedlens.reporting.content import About, Grid
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "results" / "cifar100_cpu"
 README = (ROOT / "README.md").read_text()
+ANSWERS = README.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
 
 Method = tuple[Any, ...]
 
@@ -77,7 +79,7 @@ def test_no_trial_opened_the_test_split() -> None:
 
 def test_the_study_s_runs_are_those_of_its_suite() -> None:
     names = {folder_of(cell.config).name for cell in find("cifar100_cpu").cells()}
-    assert {run.name for run in runs(STUDY / "runs")} <= names
+    assert {run.name for run in runs(STUDY / "runs")} == names
 
 
 def test_the_audit_of_the_study_holds() -> None:
@@ -101,11 +103,10 @@ def numbers(grid: Grid) -> Iterator[float]:
 
 
 def test_every_number_of_the_answers_is_in_the_report() -> None:
-    told = README.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
     report = assemble.content(study.read([STUDY / "runs"]), About())
     grids = (grid for chapter in report.chapters for grid in chapter.grids)
     known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
-    said = set(re.findall(r"\b\d+\.\d\d\b", told))
+    said = set(re.findall(r"\b\d+\.\d\d\b", ANSWERS))
     assert said
     assert said <= known
 
@@ -128,10 +129,21 @@ def test_parts_of_the_suite_that_are_named_exist() -> None:
     assert all(only(cells, [part]) for part in named)
 
 
+def script(name: str) -> ModuleType:
+    found = spec_from_file_location(name, ROOT / "results" / f"{name}.py")
+    assert found
+    assert found.loader
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 def test_the_headline_table_is_what_the_records_say() -> None:
-    script = spec_from_file_location("headline", ROOT / "results" / "headline.py")
-    assert script
-    assert script.loader
-    module = module_from_spec(script)
-    script.loader.exec_module(module)
-    assert module.headline([STUDY / "runs"]) in README
+    assert script("headline").headline([STUDY / "runs"]) in README
+
+
+def test_the_cosines_of_the_answers_are_those_of_the_records() -> None:
+    known = {f"{value:.4f}" for value in script("interference").cosines([STUDY / "runs"]).values()}
+    said = set(re.findall(r"\b0\.\d{4}\b", ANSWERS))
+    assert len(said) == 4
+    assert said <= known

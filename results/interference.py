@@ -1,0 +1,53 @@
+"""How far clients' updates pull one way, from a study's records: mean cosine of two, by partition.
+
+Over all pairs of a round, then rounds, then seeds; FedAvg at J = 4, what is trained by rows. Run:
+python results/interference.py results/cifar100_cpu/runs
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+from fedlens.reporting import study, words
+from fedlens.reporting.comparison import grouped
+from fedlens.reporting.study import Method
+
+STEPS, DENSITIES, CALIBRATIONS = 4, (None, 0.1), (None, 4)
+
+
+def cosines(places: Iterable[Path]) -> dict[tuple[str, str], float]:
+    """(what is trained, partition) → mean cosine."""
+    shown = [method for method in study.read(places).methods if _shown(method)]
+    return {
+        place: fmean(_cosine(method) for method in alike)
+        for alike in grouped(shown, _place)
+        for place in [_place(alike[0])]
+    }
+
+
+def _shown(method: Method) -> bool:
+    return (
+        words.federated(method)
+        and words.trained(method) == "everything, ridge head frozen"
+        and words.algorithm(method) == "FedAvg"
+        and method.get("federated.local_steps") == STEPS
+        and method.get("sparse.density") in DENSITIES
+        and (not words.sparse(method) or method.get("sparse.rounds") in CALIBRATIONS)
+    )
+
+
+def _place(method: Method) -> tuple[str, str]:
+    return words.rule(method), words.partition(method)
+
+
+def _cosine(method: Method) -> float:
+    return fmean(
+        fmean(line["cosine"] for line in run.metrics if line.get("cosine") is not None)
+        for run in method.runs
+    )
+
+
+if __name__ == "__main__":
+    for (rule, partition), value in sorted(cosines(map(Path, sys.argv[1:])).items()):
+        print(f"{rule:18} {partition:6} {value:7.4f}")
