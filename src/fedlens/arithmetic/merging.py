@@ -1,9 +1,9 @@
 """Many task vectors into one: each is thinned (row's `keep`), then all are joined (`combine`).
 
 Weights enter as factors f_k = n·p_k, where Σ p_k = 1: equal weights make every factor 1, and then
-each row is its paper's formula. Of equal vectors all but task arithmetic, which sums, make their
-average, so that with λ = 1 they can take its place on the server. Of vectors that have little in
-common TIES makes a longer one: where few take part in an entry's mean, others do not dilute it.
+each row is its paper's formula. All but task arithmetic, which sums, average in some way, so that
+with λ = 1 they can take the mean's place on the server; but not with its length: TIES divides an
+entry by those that agree on it, so vectors with little in common make a longer one than their mean.
 """
 
 import math
