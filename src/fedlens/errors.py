@@ -8,8 +8,14 @@ class FedlensError(Exception):
     """Its message is one clear sentence that says what is wrong and what to do."""
 
 
+LISTED = 30  # options in one sentence
+
+
 def suggest(word: str, options: Iterable[str]) -> str:
-    """The tail of a refusal: the nearest option if one is near, else all of them."""
+    """The tail of a refusal: the nearest option if one is near, else all of them, or many."""
     options = sorted(options)
     near = get_close_matches(word, options, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(options)}."
+    if near:
+        return f"did you mean '{near[0]}'?"
+    more = f" and {len(options) - LISTED} more" if len(options) > LISTED else ""
+    return f"choose from {', '.join(options[:LISTED])}{more}."

@@ -181,4 +181,4 @@ def find_run(which: str, root: Path) -> RunFolder:
         raise FedlensError(f"'{which}' fits {len(matches)} runs: {', '.join(sorted(matches))}.")
     if not names:
         raise FedlensError(f"No run '{which}': there are no runs in {root} yet.")
-    raise FedlensError(f"No run '{which}' in {root}: {suggest(which, names)}")
+    raise FedlensError(f"No run '{which}' in {root} (`fedlens ls`): {suggest(which, names)}")
