@@ -22,11 +22,11 @@ from typing import NoReturn
 from rich.table import Table
 
 from fedlens.cli.shared import PLAIN, out
-from fedlens.experiments import deployment
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.holding import deal
-from fedlens.experiments.signals import Interrupted
+from fedlens.config.compose import compose
+from fedlens.config.schema import Config
+from fedlens.experiments.flower import deployment
+from fedlens.experiments.local_data import deal
+from fedlens.runtime.stop import Interrupted
 from played import Played, counted, played
 from side_by_side import print_verdict
 from wiretap import Traffic, Wiretap

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import torch
 
+from fedlens.config.compose import compose
 from fedlens.data.images import Examples
 from fedlens.data.partition import Partition
 from fedlens.data.partition_statistics import histogram
 from fedlens.data.splits import SealedTest
 from fedlens.experiments.build import Parts
-from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.compose import compose
 from fedlens.experiments.engine import choose_engine
-from fedlens.experiments.federation import Federation
-from fedlens.experiments.ledger import Ledger
+from fedlens.experiments.evaluation import Measure
+from fedlens.experiments.federated_loop import Federation
 from fedlens.experiments.loop import Loop
-from fedlens.experiments.measure import Measure
-from fedlens.experiments.records import RunFolder
-from fedlens.experiments.signals import StopRequest
-from fedlens.experiments.tracking import open_tracker
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.stop import StopRequest
+from fedlens.store.checkpoints import Checkpoints
+from fedlens.store.ledger import Ledger
+from fedlens.store.run_folder import RunFolder
+from fedlens.store.tracking import open_tracker
 from fedlens.training.precision import Precision
 
 ENDLESS = 10**6  # rounds, and evaluations and checkpoints as rarely

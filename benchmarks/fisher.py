@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 
 from fedlens import rng
-from fedlens.memory import keep_large_blocks
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
-from fedlens.sparse.squares import Squares
+from fedlens.runtime.allocator import keep_large_blocks
+from fedlens.sparse.per_example_gradients import Squares
 from side_by_side import compare, print_table, print_verdict
 
 BACKBONE, RESOLUTION, BATCH, CLASSES = "dino_vits16", 96, 64, 100

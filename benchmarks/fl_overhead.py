@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from federation import equal_shards, federation, parts, rounds
 from fedlens import rng
-from fedlens.data.batches import ImageExamples, Pipeline
+from fedlens.data.examples import ImageExamples, Pipeline
 from fedlens.data.images import Images
-from fedlens.memory import keep_large_blocks
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
 BACKBONE, RESOLUTION = "dino_vits16", 96

@@ -15,10 +15,10 @@ from torch import nn
 
 from federation import equal_shards, federation, parts, rounds
 from fedlens import rng
-from fedlens.data.batches import FeatureExamples
-from fedlens.memory import keep_large_blocks
+from fedlens.data.examples import FeatureExamples
 from fedlens.models import heads
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
 FEW, MANY, COHORT = 100, 100_000, 10

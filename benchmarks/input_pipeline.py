@@ -18,10 +18,10 @@ from torchvision import transforms
 from torchvision.datasets import CIFAR100
 
 from fedlens import rng
-from fedlens.data.augment import Augmentation
-from fedlens.data.batches import ImageExamples, Pipeline, shuffled
+from fedlens.data.examples import ImageExamples, Pipeline, shuffled
 from fedlens.data.images import Images
-from fedlens.memory import keep_large_blocks
+from fedlens.data.transforms import Augmentation
+from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -10,9 +10,9 @@ from multiprocessing import get_context
 import torch
 import torch.nn.functional as F
 
-from fedlens.memory import keep_large_blocks
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
 SETTINGS = (("vit_tiny", 64, 8, 12), ("vit_tiny", 112, 32, 3))  # backbone, px, batch, steps a turn

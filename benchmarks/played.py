@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.experiments.config import Config
-from fedlens.experiments.records import RunFolder
+from fedlens.config.schema import Config
 from fedlens.experiments.run import start
+from fedlens.store.run_folder import RunFolder
 from wiretap import Traffic, Wiretap
 
 CLOCKED = ("prepare_seconds", "train_seconds", "aggregate_seconds")

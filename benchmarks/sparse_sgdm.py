@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fedlens import rng
-from fedlens.memory import keep_large_blocks
-from fedlens.sparse.sgdm import SparseSGDM, memory
+from fedlens.runtime.allocator import keep_large_blocks
+from fedlens.sparse.sparse_sgd import SparseSGDM, memory
 from side_by_side import compare, print_table, print_verdict
 
 MAX_TIME = {0.1: 1.0, 1.0: 1.2}  # density: our step's time over SGD's

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from fedlens import rng
-from fedlens.data.augment import Augmentation
-from fedlens.data.batches import ImageExamples, Pipeline, shuffled
+from fedlens.data.examples import ImageExamples, Pipeline, shuffled
 from fedlens.data.images import Images
-from fedlens.memory import keep_large_blocks
+from fedlens.data.transforms import Augmentation
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
-from fedlens.training.local import StepRules, Tally, local_step
+from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.training.precision import Precision
+from fedlens.training.step import StepRules, Tally, local_step
 from side_by_side import compare, print_table, print_verdict
 
 SETTINGS = (

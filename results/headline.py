@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedlens.reporting import study, words
-from fedlens.reporting.comparison import chosen, grouped
-from fedlens.reporting.study import Method
+from fedlens.reporting.study import labels, runs
+from fedlens.reporting.study.comparison import chosen, grouped
+from fedlens.reporting.study.runs import Method
 
 COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")
 STEPS, DENSITY, CALIBRATION = 4, 0.1, 4  # of the headline; sweeps of them are in the report
@@ -24,38 +24,38 @@ NAMES = {
 
 
 def headline(places: Iterable[Path]) -> str:
-    methods = [m for m in study.read(places).methods if words.federated(m) and _shown(m)]
+    methods = [m for m in runs.read(places).methods if labels.federated(m) and _shown(m)]
     rows = grouped(sorted(methods, key=_order), _name)
     lines = [_line(["test top-1 in %", *COLUMNS]), _line(["---"] * (1 + len(COLUMNS)))]
     return "\n".join([*lines, *(_line([_name(row[0]), *_cells(row)]) for row in rows)]) + "\n"
 
 
 def _shown(method: Method) -> bool:
-    if not words.trains(method):
+    if not labels.trains(method):
         return True
     return method.get("federated.local_steps") == STEPS and (
-        not words.sparse(method)
+        not labels.sparse(method)
         or (method.get("sparse.density"), method.get("sparse.rounds")) == (DENSITY, CALIBRATION)
     )
 
 
 def _name(method: Method) -> str:
-    said = NAMES[words.trained(method)]
-    if words.sparse(method):
-        said = f"{words.rule(method)} tenth, ridge head frozen"
-    algorithm = words.algorithm(method)
+    said = NAMES[labels.trained(method)]
+    if labels.sparse(method):
+        said = f"{labels.rule(method)} tenth, ridge head frozen"
+    algorithm = labels.algorithm(method)
     return said if algorithm == "FedAvg" else f"{said}, {algorithm}"
 
 
 def _order(method: Method) -> tuple[int, bool, bool, str, str]:
-    kind, algorithm = list(NAMES).index(words.trained(method)), words.algorithm(method)
-    return kind, algorithm != "FedAvg", words.sparse(method), words.rule(method), algorithm
+    kind, algorithm = list(NAMES).index(labels.trained(method)), labels.algorithm(method)
+    return kind, algorithm != "FedAvg", labels.sparse(method), labels.rule(method), algorithm
 
 
 def _cells(row: list[Method]) -> list[str]:
     found = []
     for column in COLUMNS:
-        here = [method for method in row if words.partition(method) == column]
+        here = [method for method in row if labels.partition(method) == column]
         found.append(_number(chosen(here)) if here else "")
     return found
 

@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
-from fedlens.reporting import study, words
-from fedlens.reporting.comparison import grouped
-from fedlens.reporting.study import Method
+from fedlens.reporting.study import labels, runs
+from fedlens.reporting.study.comparison import grouped
+from fedlens.reporting.study.runs import Method
 
 STEPS, DENSITIES, CALIBRATIONS = 4, (None, 0.1), (None, 4)
 
 
 def cosines(places: Iterable[Path]) -> dict[tuple[str, str], float]:
     """(what is trained, partition) → mean cosine."""
-    shown = [method for method in study.read(places).methods if _shown(method)]
+    shown = [method for method in runs.read(places).methods if _shown(method)]
     return {
         place: fmean(_cosine(method) for method in alike)
         for alike in grouped(shown, _place)
@@ -28,17 +28,17 @@ def cosines(places: Iterable[Path]) -> dict[tuple[str, str], float]:
 
 def _shown(method: Method) -> bool:
     return (
-        words.federated(method)
-        and words.trained(method) == "everything, ridge head frozen"
-        and words.algorithm(method) == "FedAvg"
+        labels.federated(method)
+        and labels.trained(method) == "everything, ridge head frozen"
+        and labels.algorithm(method) == "FedAvg"
         and method.get("federated.local_steps") == STEPS
         and method.get("sparse.density") in DENSITIES
-        and (not words.sparse(method) or method.get("sparse.rounds") in CALIBRATIONS)
+        and (not labels.sparse(method) or method.get("sparse.rounds") in CALIBRATIONS)
     )
 
 
 def _place(method: Method) -> tuple[str, str]:
-    return words.rule(method), words.partition(method)
+    return labels.rule(method), labels.partition(method)
 
 
 def _cosine(method: Method) -> float:

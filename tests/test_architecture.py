@@ -15,7 +15,7 @@ def test_layers() -> None:
 
 def test_reading_records_and_configs_loads_no_torch() -> None:
     code = (
-        "import sys, fedlens.cli, fedlens.reporting.console, fedlens.experiments.compose;"
+        "import sys, fedlens.cli, fedlens.reporting.terminal.runs, fedlens.config.compose;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,11 +19,11 @@ import yaml
 from mkdocs.exceptions import PluginError
 
 from fedlens.cli import app
-from fedlens.experiments import suite
-from fedlens.experiments.catalogue import groups, options
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import keys
-from fedlens.reporting import about
+from fedlens.config.compose import compose
+from fedlens.config.options import groups, options
+from fedlens.config.schema import keys
+from fedlens.reporting.study import about
+from fedlens.suites import suite
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]

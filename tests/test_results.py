@@ -10,12 +10,13 @@ from typing import Any
 
 import yaml
 
-from fedlens.experiments.config import Config
-from fedlens.experiments.launch import folder_of
-from fedlens.experiments.records import runs
-from fedlens.experiments.suite import find, only
-from fedlens.reporting import assemble, study
-from fedlens.reporting.content import About, Grid
+from fedlens.config.schema import Config
+from fedlens.reporting import assemble
+from fedlens.reporting.study import runs as study_runs
+from fedlens.reporting.study.content import About, Grid
+from fedlens.store.run_folder import runs
+from fedlens.suites.launch import folder_of
+from fedlens.suites.suite import find, only
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "results" / "cifar100_cpu"
@@ -83,7 +84,7 @@ def test_the_study_s_runs_are_those_of_its_suite() -> None:
 
 
 def test_the_audit_of_the_study_holds() -> None:
-    report = assemble.content(study.read([STUDY / "runs"]), About())
+    report = assemble.content(study_runs.read([STUDY / "runs"]), About())
     assert report.audit
     assert all(check.passed for check in report.audit)
 
@@ -103,7 +104,7 @@ def numbers(grid: Grid) -> Iterator[float]:
 
 
 def test_every_number_of_the_answers_is_in_the_report() -> None:
-    report = assemble.content(study.read([STUDY / "runs"]), About())
+    report = assemble.content(study_runs.read([STUDY / "runs"]), About())
     grids = (grid for chapter in report.chapters for grid in chapter.grids)
     known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
     said = set(re.findall(r"\b\d+\.\d\d\b", ANSWERS))

@@ -14,11 +14,11 @@ from workload import BATCH, CLASSES, COHORT, Laps, Workload, arguments, report
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from federation import federation, parts, rounds
-from fedlens.data.batches import FeatureExamples
+from fedlens.data.examples import FeatureExamples
 from fedlens.data.partition import Partition
-from fedlens.federated.parallel import Parallel
-from fedlens.memory import keep_large_blocks
+from fedlens.federated.engines.parallel import Parallel
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.allocator import keep_large_blocks
 
 
 def split(net: nn.Module) -> tuple[Classifier, str]:

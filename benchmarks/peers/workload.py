@@ -67,7 +67,7 @@ def model(name: str) -> nn.Module:
 def prepare(name: str, folder: Path, rounds: int) -> None:
     """Writes what `Workload` reads; needs fedlens, whose data and random streams these are."""
     from fedlens import rng
-    from fedlens.data import batches, synthetic
+    from fedlens.data import examples, synthetic
     from fedlens.data.images import Images
     from fedlens.federated.sampling import cohort
 
@@ -80,7 +80,7 @@ def prepare(name: str, folder: Path, rounds: int) -> None:
 
     def order(turn: int, client: int) -> Tensor:
         draw = rng.Stream(SEED, ("client", turn, client)).draw("order", 0)
-        return torch.stack(batches.shuffled(SHARD, BATCH, draw))
+        return torch.stack(examples.shuffled(SHARD, BATCH, draw))
 
     world = synthetic.dataset(
         train_per_class=CLIENTS * SHARD // CLASSES, test_per_class=TEST_PER_CLASS

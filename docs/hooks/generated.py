@@ -25,8 +25,8 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from fedlens.cli import app
-from fedlens.experiments import catalogue
-from fedlens.experiments.config import CIRCUMSTANCES, Config, keys
+from fedlens.config import options
+from fedlens.config.schema import CIRCUMSTANCES, Config, keys
 
 README = Path(__file__).parents[2] / "README.md"
 MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
@@ -38,7 +38,7 @@ NARROW = '<div class="narrow" markdown>\n\n'  # a table whose rows become blocks
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     del config, files
-    known, groups = set(keys()), set(catalogue.groups()) | {"federated", "sparse", "evaluate"}
+    known, groups = set(keys()), set(options.groups()) | {"federated", "sparse", "evaluate"}
     for name in NAMED.findall(markdown):
         if name.partition(".")[0] in groups and not name.endswith(FILES) and name not in known:
             raise PluginError(f"{page.file.src_uri}: there is no config key {name}")
@@ -67,9 +67,9 @@ def _section(schema: type, prefix: str, said: str, listed: list[str]) -> Iterato
         yield f"{_text(schema.__doc__)}\n"
     if said:
         yield f"{_text(said)[0].upper()}{_text(said)[1:]}.\n"
-    if name in catalogue.groups():
-        options = ", ".join(f"`{name}={option}`" for option in catalogue.options(name))
-        yield f"Options, each [a file](options.md#{name}): {options}.\n"
+    if name in options.groups():
+        listing = ", ".join(f"`{name}={option}`" for option in options.options(name))
+        yield f"Options, each [a file](options.md#{name}): {listing}.\n"
     if name in CIRCUMSTANCES:
         yield "Says where and how to run, not what to learn: it does not make another run.\n"
     inside = []
@@ -120,9 +120,9 @@ def _kind(hint: Any) -> str:
 
 def documents(group: str) -> Iterator[str]:
     """The experiments or suites: what the header of each file says, and the file."""
-    for name in catalogue.options(group):
-        text = resources(catalogue.CONFIGS).joinpath(group, f"{name}.yaml").read_text("utf-8")
-        said = _fields(catalogue.header(text))
+    for name in options.options(group):
+        text = resources(options.CONFIGS).joinpath(group, f"{name}.yaml").read_text("utf-8")
+        said = _fields(options.header(text))
         yield f"\n## {name}\n\n{_text(said.pop('', ''))}\n"
         if command := said.pop("command", ""):
             yield f"```\n{command}\n```\n"
@@ -147,12 +147,12 @@ def _fields(header: str) -> dict[str, str]:
 
 
 def option_files() -> Iterator[str]:
-    for group in catalogue.groups():
+    for group in options.groups():
         if group == "experiment":
             continue
         yield f"\n## {group}\n"
-        for option in catalogue.options(group):
-            text = resources(catalogue.CONFIGS).joinpath(group, f"{option}.yaml").read_text("utf-8")
+        for option in options.options(group):
+            text = resources(options.CONFIGS).joinpath(group, f"{option}.yaml").read_text("utf-8")
             yield f"`{group}={option}`\n\n```yaml\n{text.strip()}\n```\n"
 
 

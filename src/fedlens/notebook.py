@@ -19,8 +19,8 @@ from IPython.display import DisplayHandle, Image, display
 from fedlens.cli import app
 from fedlens.cli.shared import RUNS
 from fedlens.errors import FedlensError
-from fedlens.experiments.records import RunFolder, runs
-from fedlens.reporting.live import live_png
+from fedlens.reporting.figures.live import live_png
+from fedlens.store.run_folder import RunFolder, runs
 
 EVERY = 2.0  # seconds between two pictures
 

@@ -10,7 +10,7 @@ import torch
 
 from fedlens import files, rng
 from fedlens.data import features as module
-from fedlens.data.batches import FeatureExamples
+from fedlens.data.examples import FeatureExamples
 from fedlens.data.features import features
 from fedlens.errors import FedlensError
 

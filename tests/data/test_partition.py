@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from fedlens.data import ownership
+from fedlens.data import class_assignment
 from fedlens.data import partition as module
 from fedlens.data.partition import TABLE, Partition, partition
 from fedlens.data.partition_statistics import histogram, statistics
@@ -170,7 +170,7 @@ def test_no_split_of_the_same_ownership_is_more_level(
     np.put_along_axis(owns, owned, True, axis=1)
     counts = np.bincount(owned.ravel(), amounts.ravel(), minlength=5).astype(np.int64)
 
-    ownership._level(owned, amounts)
+    class_assignment._level(owned, amounts)
 
     assert amounts.min() >= 1
     assert np.array_equal(np.bincount(owned.ravel(), amounts.ravel(), minlength=5), counts)
@@ -182,7 +182,7 @@ def test_level_by_hand() -> None:
     have one of their own: 2 can get no more than 2 of the 3, the other 14 split as 7 and 7."""
     owned = np.array([[0, 2], [0, 1], [1, 3]])
     amounts = np.array([[1, 1], [11, 2], [1, 1]])
-    ownership._level(owned, amounts)
+    class_assignment._level(owned, amounts)
     assert amounts.tolist() == [[6, 1], [6, 1], [2, 1]]
 
 

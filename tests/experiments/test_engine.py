@@ -6,19 +6,19 @@ import torch
 from torch import nn
 
 from fedlens import params
-from fedlens.data.batches import FeatureExamples
+from fedlens.config.schema import Config, EngineConfig, FederatedConfig
+from fedlens.data.examples import FeatureExamples
 from fedlens.data.images import Images
 from fedlens.data.partition import Partition
 from fedlens.data.splits import SealedTest
 from fedlens.experiments import engine
 from fedlens.experiments.build import Parts
-from fedlens.experiments.config import Config, EngineConfig, FederatedConfig
 from fedlens.experiments.engine import choose_engine
-from fedlens.federated.engines import Engine, Serial
-from fedlens.federated.parallel import Parallel
-from fedlens.federated.vectorised import Vectorised
+from fedlens.federated.engines.parallel import Parallel
+from fedlens.federated.engines.serial import Engine, Serial
+from fedlens.federated.engines.vectorised import Vectorised
 from fedlens.models.classifier import Classifier
-from fedlens.threads import available, limited_threads
+from fedlens.runtime.threads import available, limited_threads
 from fedlens.training.precision import Precision
 
 

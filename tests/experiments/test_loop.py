@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.experiments.checkpoint import Checkpoint, Checkpoints
-from fedlens.experiments.config import (
+from fedlens.config.schema import (
     CheckpointConfig,
     Config,
     EvaluateConfig,
     FederatedConfig,
     TrainConfig,
 )
-from fedlens.experiments.ledger import Ledger
 from fedlens.experiments.loop import Loop
-from fedlens.experiments.records import RunFolder
-from fedlens.experiments.signals import Interrupted
+from fedlens.runtime.stop import Interrupted
+from fedlens.store.checkpoints import Checkpoint, Checkpoints
+from fedlens.store.ledger import Ledger
+from fedlens.store.run_folder import RunFolder
 from fedlens.training.evaluate import Evaluation
 
 

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from tests.integration.conftest import TINY
 
 from fedlens import files, params
+from fedlens.config.compose import compose
+from fedlens.config.schema import BackboneConfig
 from fedlens.data import synthetic
 from fedlens.experiments import build, calibration
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import BackboneConfig
-from fedlens.experiments.masking import masked
-from fedlens.experiments.records import RunFolder
-from fedlens.experiments.signals import Interrupted, StopRequest
+from fedlens.experiments.masks import masked
 from fedlens.models.heads import Statistics
-from fedlens.threads import limited_threads
+from fedlens.runtime.stop import Interrupted, StopRequest
+from fedlens.runtime.threads import limited_threads
+from fedlens.store.run_folder import RunFolder
 from fedlens.training import pretrain
 from fedlens.training.pretrain import Recipe, pico_weights
+from tests.integration.conftest import TINY
 
 WORLD = [
     *("data=synthetic", "augment=none", "backbone=vit_pico", *TINY, "federated.clients=3"),

@@ -1,17 +1,17 @@
 import pytest
 import torch
-from tests.federated.worlds import FP32, rules
 
 from fedlens import rng
-from fedlens.data.batches import FeatureExamples
-from fedlens.experiments.compose import compose
-from fedlens.experiments.holding import partition_of
-from fedlens.experiments.signals import StopRequest
+from fedlens.config.compose import compose
+from fedlens.data.examples import FeatureExamples
+from fedlens.experiments.local_data import partition_of
 from fedlens.experiments.trained_head import trained_head
 from fedlens.federated import sampling
 from fedlens.federated.client import Task, Trainer
 from fedlens.models import heads
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.stop import StopRequest
+from tests.federated.worlds import FP32, rules
 
 WIDTH, CLASSES = 6, 3
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedlens import params
-from fedlens.data.batches import FeatureExamples
+from fedlens.data.examples import FeatureExamples
 from fedlens.federated import sampling, server
 from fedlens.federated.client import (
     LocalRules,
@@ -19,8 +19,8 @@ from fedlens.federated.client import (
     local_order,
     trained,
 )
-from fedlens.federated.engines import Serial
-from fedlens.federated.gather import Gathering
+from fedlens.federated.engines.serial import Serial
+from fedlens.federated.rounds import Gathering
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream, generator
 from tests.federated.worlds import answers, linear, network, rules, tasks, world

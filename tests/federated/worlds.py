@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from fedlens import params
-from fedlens.data.batches import FeatureExamples
+from fedlens.data.examples import FeatureExamples
 from fedlens.federated.client import LocalRules, Task, Update
-from fedlens.federated.engines import Engine
+from fedlens.federated.engines.serial import Engine
 from fedlens.models import heads
 from fedlens.models.classifier import Classifier
 from fedlens.params import Params
 from fedlens.rng import generator, scoped
-from fedlens.training.local import StepRules, Tally
 from fedlens.training.precision import Precision
+from fedlens.training.step import StepRules, Tally
 
 WIDTH, CLASSES = 6, 3
 FP32 = Precision("fp32", "cpu")

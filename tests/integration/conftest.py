@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fedlens import cli
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.records import RunFolder
+from fedlens.config.compose import compose
+from fedlens.config.schema import Config
 from fedlens.experiments.run import start
-from fedlens.experiments.signals import Interrupted, StopRequest
+from fedlens.runtime.stop import Interrupted, StopRequest
+from fedlens.store.run_folder import RunFolder
 
 TINY = [
     "backbone.pretrained=false",

@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from fedlens import params
+from fedlens.analyses import loaded_run
 from fedlens.arithmetic.merging import TABLE
 from fedlens.cli.arithmetic import METHODS
 from fedlens.cli.numbers import grid
+from fedlens.config.compose import compose, load
 from fedlens.data.splits import SealedTest
 from fedlens.errors import FedlensError
-from fedlens.experiments import opened
-from fedlens.experiments.asked import analysis_name
 from fedlens.experiments.build import build
-from fedlens.experiments.compose import compose, load
-from fedlens.experiments.measure import Measure
-from fedlens.experiments.records import RunFolder
+from fedlens.experiments.evaluation import Measure
 from fedlens.experiments.run import start
-from fedlens.experiments.signals import StopRequest
+from fedlens.runtime.stop import StopRequest
+from fedlens.store.analysis_records import analysis_name
+from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Call
 
 Record = dict[str, Any]
@@ -109,7 +109,7 @@ def test_the_line_goes_through_the_start_and_the_run(
     assert record["barrier"] >= 0
     assert len(openings) == 1
 
-    monkeypatch.setattr(opened, "build", None)  # nothing is computed again
+    monkeypatch.setattr(loaded_run, "build", None)  # nothing is computed again
     again = arithmetic(*words)
     assert again[1] == answer[1]
     assert recorded(again) == record
@@ -272,7 +272,7 @@ def test_client_algebra_of_a_sparse_run(arithmetic: Call, world: World) -> None:
     folder = start(compose("quickstart", told))
     merged = recorded(arithmetic("merge", "sparse", "--method", "average", "--scales", "1"))
     assert merged["candidates"][0]["validation"] == pytest.approx(after(folder, 2), rel=1e-6)
-    learned = opened.open_run(folder, StopRequest())
+    learned = loaded_run.open_run(folder, StopRequest())
     assert merged["choice"]["parameters"] == params.digest(learned.tuned)
     moved = {name: learned.start[name] != value for name, value in learned.tuned.items()}
     assert all((moved[name] <= mask).all() for name, mask in learned.parts.masks.items())

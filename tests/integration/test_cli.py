@@ -89,9 +89,9 @@ def test_a_folder_that_cannot_be_made(fedlens, tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_mid_run_loses_nothing(
     fedlens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedlens.experiments import checkpoint
+    from fedlens.store import checkpoints
 
-    real, saves = checkpoint.save_file, []
+    real, saves = checkpoints.save_file, []
 
     def filling(tensors: object, path: Path) -> None:
         saves.append(path)
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_up_mid_run_loses_nothing(
         real(tensors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", filling)
+        patch.setattr(checkpoints, "save_file", filling)
         refused(fedlens("run", "quickstart", *TINY, "run.name=it"), "No space left")
     assert len(list(Path("runs/it/checkpoints").iterdir())) == 1
     code, _, err = fedlens("resume", "it")

@@ -14,14 +14,14 @@ import torch
 from rich.console import Console, RenderableType
 from safetensors.torch import load_file, save
 
+from fedlens.config.compose import load
 from fedlens.errors import FedlensError
-from fedlens.experiments.checkpoint import TENSORS
-from fedlens.experiments.compose import load
-from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import resume, start
 from fedlens.federated.client import Task, Trainer, Update
 from fedlens.params import Params
-from fedlens.reporting.console import run_page, runs_table
+from fedlens.reporting.terminal.runs import run_page, runs_table
+from fedlens.store.checkpoints import TENSORS
+from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts, interrupted_at
 
 RIDGE = ["head=ridge", "train.what=head", "augment=none"]

@@ -21,25 +21,25 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fedlens import files
+from fedlens.config.compose import compose
+from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments import flower_apps
-from fedlens.experiments.checkpoint import TENSORS
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.flower import SERVER_SHARD
-from fedlens.experiments.holding import deal, world
-from fedlens.experiments.records import RunFolder
+from fedlens.experiments.flower import apps
+from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.local_data import deal, world
 from fedlens.experiments.run import start
-from fedlens.experiments.signals import Interrupted, StopRequest
 from fedlens.experiments.trained_head import head_seed
 from fedlens.federated import sampling
 from fedlens.federated.client import Task, Update
-from fedlens.federated.crowd import Setup, Work
-from fedlens.federated.engines import Serial
-from fedlens.federated.flower import client_app, fleet
+from fedlens.federated.engines.serial import Serial
+from fedlens.federated.flower import client_app, roster
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, VALUES, lost
+from fedlens.federated.tasks import Setup, Work
 from fedlens.models import backbones
 from fedlens.params import Params
+from fedlens.runtime.stop import Interrupted, StopRequest
+from fedlens.store.checkpoints import TENSORS
+from fedlens.store.run_folder import RunFolder
 from tests.federated.flower.inprocess import InProcessGrid, Spoil
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Patience, facts
 
@@ -106,9 +106,9 @@ def deployed(place: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
         monkeypatch.setenv(SERVER_SHARD, str(folder / "server"))
         monkeypatch.setenv("FEDLENS_CACHE", str(cache or place / "cache"))
         nodes: dict[int, dict[str, str | int]] = {
-            100 + i: {flower_apps.SHARD: str(folder / f"node-{i}")} for i in range(NODES)
+            100 + i: {apps.SHARD: str(folder / f"node-{i}")} for i in range(NODES)
         }
-        return InProcessGrid(flower_apps.client, nodes, spoil)
+        return InProcessGrid(apps.client, nodes, spoil)
 
     return make
 
@@ -120,7 +120,7 @@ def _forget() -> None:
 
 
 def forget() -> None:
-    for remembered in (flower_apps._deployed, flower_apps._shard, client_app._stored):
+    for remembered in (apps._deployed, apps._shard, client_app._stored):
         remembered.cache_clear()
 
 
@@ -260,7 +260,7 @@ class Impatient:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "time", Impatient())
+    monkeypatch.setattr(roster, "time", Impatient())
 
 
 @pytest.fixture(scope="module")
@@ -322,14 +322,14 @@ def test_an_app_that_fails_is_a_fault_of_its_client(
     deployed: Deployed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    train = flower_apps.Node.train
+    train = apps.Node.train
 
-    def fail(self: flower_apps.Node, setup: Setup, work: Work, *more: Any) -> Update:
+    def fail(self: apps.Node, setup: Setup, work: Work, *more: Any) -> Update:
         if (work.round, work.client) == (1, left_out):
             raise RuntimeError("a bug in the app")
         return train(self, setup, work, *more)
 
-    monkeypatch.setattr(flower_apps.Node, "train", fail)
+    monkeypatch.setattr(apps.Node, "train", fail)
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
     said = same_but_for_reasons(start(config, grid=deployed(config)), without_one)
     assert "a bug in the app" in said[str(left_out)]

@@ -20,16 +20,16 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlens[flower]'")
 
+from fedlens.config.compose import compose
+from fedlens.config.identity import run_name
+from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments import deployment
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.holding import deal
-from fedlens.experiments.naming import run_name
-from fedlens.experiments.records import RunFolder
+from fedlens.experiments.flower import deployment
+from fedlens.experiments.local_data import deal
 from fedlens.experiments.run import start
-from fedlens.federated.flower.child import Child
-from fedlens.federated.flower.processes import SuperLink
+from fedlens.federated.flower.deployment.child_process import Child
+from fedlens.federated.flower.deployment.processes import SuperLink
+from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import TINY, facts
 
 EXPERIMENT = "quickstart_fedavg"

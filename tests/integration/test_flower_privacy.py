@@ -9,16 +9,16 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
 
+from fedlens.config.compose import compose
+from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments import flower_apps
-from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.flower import SERVER_SHARD
-from fedlens.experiments.holding import deal
-from fedlens.experiments.records import RunFolder
+from fedlens.experiments.flower import apps
+from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.local_data import deal
 from fedlens.experiments.run import start
-from fedlens.federated.flower.secure import SecureSettings, largest_error
+from fedlens.federated.flower.secure_aggregation import SecureSettings, largest_error
+from fedlens.store.checkpoints import Checkpoints
+from fedlens.store.run_folder import RunFolder
 from tests.federated.flower.inprocess import InProcessGrid
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Call
 
@@ -44,13 +44,13 @@ def config(root: Path, *words: str, engine: str = "flower") -> Config:
 def privately(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*words: str) -> tuple[RunFolder, list[dict[str, Any]]]:
         monkeypatch.setenv(SERVER_SHARD, str(folder / "server"))
-        shards = {100 + i: {flower_apps.SHARD: str(folder / f"node-{i}")} for i in range(CLIENTS)}
-        grid = InProcessGrid(flower_apps.client, shards)  # type: ignore[arg-type]
+        shards = {100 + i: {apps.SHARD: str(folder / f"node-{i}")} for i in range(CLIENTS)}
+        grid = InProcessGrid(apps.client, shards)  # type: ignore[arg-type]
         found = start(config(tmp_path / "runs", *words), grid=grid)
         return found, list(found.journal("metrics").read())
 
-    flower_apps._deployed.cache_clear()
-    flower_apps._shard.cache_clear()
+    apps._deployed.cache_clear()
+    apps._shard.cache_clear()
     return run
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fedlens import files
-from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.records import RunFolder
+from fedlens.store.checkpoints import Checkpoints
+from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, facts
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")

@@ -10,8 +10,8 @@ import torch
 
 from fedlens.data import splits, synthetic
 from fedlens.data.images import Dataset, Images
-from fedlens.experiments.records import runs
 from fedlens.experiments.run import start
+from fedlens.store.run_folder import runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.experiments.compose import compose, to_yaml
-from fedlens.sparse import storage
+from fedlens.config.compose import compose, to_yaml
+from fedlens.sparse import mask_files
 from tests.integration.conftest import Call
 
 SIZES = {
@@ -64,7 +64,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
 
 
 def test_one_run_by_part_of_its_name(show) -> None:
-    storage.save(run("quick_s0") / "masks.safetensors", FIRST, told("least_sensitive"))
+    mask_files.save(run("quick_s0") / "masks.safetensors", FIRST, told("least_sensitive"))
     code, out, _ = show("quick")
     assert code == 0
     assert lines(out)[:10] == [
@@ -83,8 +83,8 @@ def test_one_run_by_part_of_its_name(show) -> None:
 
 
 def test_runs_and_files_are_compared_and_drawn(show) -> None:
-    storage.save(run("quick") / "masks.safetensors", FIRST, told("least_sensitive"))
-    storage.save(Path("other.safetensors"), SECOND, told("random"))
+    mask_files.save(run("quick") / "masks.safetensors", FIRST, told("least_sensitive"))
+    mask_files.save(Path("other.safetensors"), SECOND, told("random"))
     code, out, _ = show("quick", "other.safetensors", "runs/quick", "--figure", "pictures/m.svg")
     assert code == 0
     # 12 weights in both of 40 in either; by chance 28/128 · 24/128 over their sum less it
@@ -99,18 +99,18 @@ def test_runs_and_files_are_compared_and_drawn(show) -> None:
 
 def test_masks_of_one_rule_go_by_their_runs(show) -> None:
     for seed, made in enumerate((FIRST, SECOND)):
-        storage.save(run(f"quick_s{seed}") / "masks.safetensors", made, told("random", seed))
+        mask_files.save(run(f"quick_s{seed}") / "masks.safetensors", made, told("random", seed))
     code, out, _ = show("quick_s0", "quick_s1")
     assert code == 0
     assert "1 quick_s0 1 0.300" in "\n".join(lines(out))
     for folder in ("a", "b"):
-        storage.save(Path(folder) / "same.safetensors", FIRST, {})
+        mask_files.save(Path(folder) / "same.safetensors", FIRST, {})
     code, out, _ = show("a/same.safetensors", "b/same.safetensors")
     assert "2 b/same.safetensors 1.000 (0.123 by chance) 1" in lines(out)
 
 
 def test_the_folder_of_runs_can_be_named(show) -> None:
-    storage.save(run("quick") / "masks.safetensors", FIRST, told("random"))
+    mask_files.save(run("quick") / "masks.safetensors", FIRST, told("random"))
     Path("runs").rename("elsewhere")
     assert show("quick", "--runs", "elsewhere")[0] == 0
 
@@ -124,9 +124,9 @@ def test_mistakes_are_one_sentence(show) -> None:
     refused(show("absent.safetensors"), "no masks at absent.safetensors")
     Path("broken.safetensors").write_bytes(b"not masks")
     refused(show("broken.safetensors"), "broken.safetensors is damaged")
-    storage.save(Path("a.safetensors"), FIRST, told("random"))
+    mask_files.save(Path("a.safetensors"), FIRST, told("random"))
     smaller = {name: mask[:3] for name, mask in FIRST.items()}
-    storage.save(Path("b.safetensors"), smaller, told("least_sensitive"))
+    mask_files.save(Path("b.safetensors"), smaller, told("least_sensitive"))
     answer = show("a.safetensors", "b.safetensors", "--figure", "m.png")
     refused(answer, "not of the same weights", "compare masks of one model")
     assert not Path("m.png").exists()

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedlens import files
+from fedlens.config.compose import load
 from fedlens.errors import FedlensError
-from fedlens.experiments.checkpoint import TENSORS, Checkpoints
-from fedlens.experiments.compose import load
-from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import resume, start
+from fedlens.store.checkpoints import TENSORS, Checkpoints
+from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts, interrupted_at
 
 MODES = {

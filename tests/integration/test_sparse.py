@@ -13,28 +13,28 @@ import torch
 from safetensors.torch import load_file, save
 
 from fedlens import params
+from fedlens.analyses.loaded_run import open_run
+from fedlens.config.compose import compose
+from fedlens.config.identity import essence
+from fedlens.config.schema import Config
 from fedlens.data import synthetic
 from fedlens.data.images import Dataset, Images
 from fedlens.errors import FedlensError
 from fedlens.experiments import run
-from fedlens.experiments.asked import kept_rounds
 from fedlens.experiments.build import Parts
-from fedlens.experiments.checkpoint import TENSORS
-from fedlens.experiments.compose import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.naming import essence
-from fedlens.experiments.opened import open_run
-from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import start
-from fedlens.experiments.signals import StopRequest
-from fedlens.experiments.suite import find
-from fedlens.experiments.updates import KeptRound, read_round
 from fedlens.federated import wire
 from fedlens.files import cache_dir
 from fedlens.models import heads
-from fedlens.sparse import storage
+from fedlens.runtime.stop import StopRequest
+from fedlens.sparse import mask_files
 from fedlens.sparse.masks import RULES
 from fedlens.sparse.packing import Packing
+from fedlens.store.analysis_records import kept_rounds
+from fedlens.store.checkpoints import TENSORS
+from fedlens.store.client_updates import KeptRound, read_round
+from fedlens.store.run_folder import RunFolder, runs
+from fedlens.suites.suite import find
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Tiny, facts, interrupted_at
 
 WORLD = [
@@ -63,7 +63,7 @@ class Life:
         """Of the tensors they let train at all; of a dense run none."""
         if not self.folder.masks.exists():
             return {}
-        found, _ = storage.load(self.folder.masks)
+        found, _ = mask_files.load(self.folder.masks)
         return {name: mask for name, mask in found.items() if mask.any()}
 
     @property

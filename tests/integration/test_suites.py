@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.experiments import run
-from fedlens.experiments.records import RunFolder, runs
+from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import TINY, Call, facts
 
 WORLD = [word for word in TINY if not word.startswith("train.")]
@@ -96,7 +96,7 @@ def test_a_look_ahead_leaves_nothing_behind(fedlens: Call, table: str, tmp_path:
     (tmp_path / "cache").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
-        patch.setattr("fedlens.experiments.probe.ENOUGH", 0.01)
+        patch.setattr("fedlens.suites.probe.ENOUGH", 0.01)
         code, out, _ = fedlens("suite", table, *WORLD, "--dry-run", "--jobs", "2")
         _, jobs, _ = fedlens("suite", table, *WORLD, "--dry-run", "--launcher", "slurm")
     assert code == 0

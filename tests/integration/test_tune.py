@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from fedlens.config.schema import Config
 from fedlens.data.images import Images
-from fedlens.experiments.config import Config
-from fedlens.experiments.records import RunFolder, runs
 from fedlens.experiments.run import resume, start
-from fedlens.experiments.signals import Abandoned
+from fedlens.runtime.stop import Abandoned
+from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Tiny, facts
 from tests.integration.test_leakage import swapped
 
@@ -74,7 +74,7 @@ def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
 @pytest.fixture(scope="module")
 def session() -> Iterator[Callable[..., int]]:
     """The exit code of a search in a child of the zygote, which dies on command."""
-    loaded = "runpy, fedlens.experiments.tune, fedlens.reporting.tune_figures"  # once, for all
+    loaded = "runpy, fedlens.tuning.tune, fedlens.reporting.figures.search"  # once, for all
     program = f"import {loaded}; runpy.run_path({str(ZYGOTE)!r}, run_name='__main__')"
     zygote = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

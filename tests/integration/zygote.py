@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 import fedlens.experiments.run
-import fedlens.reporting.console  # noqa: F401  (imported once, for all children)
+import fedlens.reporting.terminal.runs  # noqa: F401  (imported once, for all children)
 from fedlens import cli
-from fedlens.experiments import checkpoint, client_states
-from fedlens.experiments.compose import compose
+from fedlens.config.compose import compose
+from fedlens.store import checkpoints, client_states
 
 torch.set_num_threads(1)
 compose("quickstart", ["seed=1"])  # the first time takes longest
@@ -61,7 +61,7 @@ def child(order: dict[str, Any], report: int) -> None:
     for module, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (shutil, "rmtree")):
         setattr(module, name, deadly(getattr(module, name), calls, order.get("die_at")))
     if order.get("half_write"):
-        writer: Any = client_states if order.get("of") == "client_states" else checkpoint
+        writer: Any = client_states if order.get("of") == "client_states" else checkpoints
         writer.save_file = half_writing(writer.save_file, order["half_write"])
     sys.argv = ["fedlens", *order["argv"]]
     devnull = os.open(os.devnull, os.O_WRONLY)

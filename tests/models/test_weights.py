@@ -11,8 +11,8 @@ from timm.models import create_model
 from torch import nn
 
 from fedlens import files, params
-from fedlens.data import cifar
-from fedlens.data.batches import Pipeline
+from fedlens.data import cifar100
+from fedlens.data.examples import Pipeline
 from fedlens.errors import FedlensError
 from fedlens.models import backbones, heads, weights
 
@@ -275,11 +275,11 @@ def test_ridge_on_real_images_with_real_weights() -> None:
     folder = Path(os.environ.get("FEDLENS_WEIGHTS", "/nowhere"))
     if not (folder / row.files[0]).is_file():
         pytest.skip(f"FEDLENS_WEIGHTS names no folder with {row.files[0]}")
-    if "FEDLENS_DATA" not in os.environ or "missing" in cifar.verify().values():
+    if "FEDLENS_DATA" not in os.environ or "missing" in cifar100.verify().values():
         pytest.skip("FEDLENS_DATA names no folder with cifar-100-python")
     backbone = backbones.create(row, resolution=128).eval()
     weights.load(backbone, row, weights.find(row))
-    data = cifar.dataset(download=False)
+    data = cifar100.dataset(download=False)
     train, test = data.load_train(), data.load_test()
     pipeline = Pipeline(128, row.mean, row.std)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedlens.reporting.content import (
+from fedlens.reporting.study.content import (
     About,
     AlphaCurve,
     Author,

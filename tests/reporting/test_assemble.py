@@ -5,6 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+from fedlens.config import compose
+from fedlens.errors import FedlensError
+from fedlens.reporting.assemble import content
+from fedlens.reporting.study.content import About, Chapter, Content
+from fedlens.reporting.study.runs import read
 from tests.reporting.worlds import (
     ALONE,
     CENTRAL,
@@ -15,12 +21,6 @@ from tests.reporting.worlds import (
     write_alpha,
     write_run,
 )
-
-from fedlens.errors import FedlensError
-from fedlens.experiments import compose
-from fedlens.reporting.assemble import content
-from fedlens.reporting.content import About, Chapter, Content
-from fedlens.reporting.study import read
 
 
 def whole(root: Path) -> list[Path]:

@@ -7,10 +7,10 @@ from shutil import which
 from typing import Any
 
 import pytest
-from tests.reporting.contents import HERE, THERE, cell, minimal, rich
 
-from fedlens.reporting.content import Check, Content
-from fedlens.reporting.html import TABS, page
+from fedlens.reporting.page.html import TABS, page
+from fedlens.reporting.study.content import Check, Content
+from tests.reporting.contents import HERE, THERE, cell, minimal, rich
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = which("chromium") or which("chromium-browser")

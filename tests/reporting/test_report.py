@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.reporting.worlds import load, write_study
 
 from fedlens.errors import FedlensError
 from fedlens.reporting import report
-from fedlens.reporting.content import About
+from fedlens.reporting.study.content import About
+from tests.reporting.worlds import load, write_study
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from fedlens.experiments.config import Config, rounds, unit
-from fedlens.reporting.study import Method, Study, read
+from fedlens.config.schema import Config, rounds, unit
+from fedlens.reporting.study.runs import Method, Study, read
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 MASKABLE = 1000

@@ -9,11 +9,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedlens import params, rng
-from fedlens.data.batches import FeatureExamples
+from fedlens.data.examples import FeatureExamples
 from fedlens.errors import FedlensError
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.fisher import LABELS, TARGETS, Sensitivity, sensitivity
-from fedlens.sparse.squares import Squares
+from fedlens.sparse.per_example_gradients import Squares
 
 COUNT, CLASSES = 7, 3
 STREAM = rng.Stream(0, ("test",))

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlens.data.batches import FeatureExamples
+from fedlens.data.examples import FeatureExamples
 from fedlens.rng import generator
 from fedlens.training.evaluate import evaluate
 from fedlens.training.precision import Precision

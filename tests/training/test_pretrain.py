@@ -11,9 +11,9 @@ from torch import nn
 
 from fedlens import params
 from fedlens.data import synthetic
-from fedlens.data.batches import Pipeline
+from fedlens.data.examples import Pipeline
 from fedlens.models import backbones, weights
-from fedlens.threads import limited_threads
+from fedlens.runtime.threads import limited_threads
 from fedlens.training.pretrain import Recipe, SumOfParts, pico_weights, pretrain
 
 ROW = backbones.find("vit_pico")

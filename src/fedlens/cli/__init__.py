@@ -10,8 +10,8 @@ from rich.logging import RichHandler
 from fedlens.cli import arithmetic, data, flower, masks, report, runs, suites, tune, weights
 from fedlens.cli.shared import PLAIN
 from fedlens.errors import FedlensError
-from fedlens.experiments.logs import logging_to
-from fedlens.experiments.signals import Interrupted
+from fedlens.runtime.logs import logging_to
+from fedlens.runtime.stop import Interrupted
 
 __all__ = ["app", "main"]
 

@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.analyses import Alphas, FigureFile, Round, Scales, answer, opened
+from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, answer, opened
 from fedlens.cli.numbers import grid, pairs, whole_numbers
 from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
+from fedlens.config.checks import MERGES
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.asked import Record, analysis_name, result_of, rounds_kept
-from fedlens.experiments.records import RunFolder, find_run
-from fedlens.experiments.signals import StopRequest
-from fedlens.experiments.validate import MERGES
+from fedlens.runtime.stop import StopRequest
+from fedlens.store.analysis_records import Record, analysis_name, result_of, rounds_kept
+from fedlens.store.run_folder import RunFolder, find_run
 
 app = typer.Typer(
     help="Edit finished models with task vectors: scale, compose, merge, forget.",
@@ -44,8 +44,8 @@ def alpha(
     told = {"base": base} if other is None else {"base": other.name, "of": _digest(other)}
 
     def compute(name: str, stop: StopRequest) -> Record:
-        from fedlens.experiments.opened import ridge_headed
-        from fedlens.experiments.scaling import comparable, scale
+        from fedlens.analyses.alpha import comparable, scale
+        from fedlens.analyses.loaded_run import ridge_headed
 
         run = opened(folder, stop, overrides)
         start, remarks = run.start, {}
@@ -82,10 +82,10 @@ def compose(
     digests = {folder.name: _digest(folder) for folder, _ in named}
 
     def compute(name: str, stop: StopRequest) -> Record:
-        from fedlens.experiments import scaling
+        from fedlens.analyses import alpha
 
         runs = {folder.name: opened(folder, stop) for folder, _ in named}
-        return scaling.compose(runs[first.name], runs, coefficients, name, points)
+        return alpha.compose(runs[first.name], runs, coefficients, name, points)
 
     words = [f"{factor:g}_{name}" for name, factor in coefficients.items()]
     name = analysis_name("compose", *words, terms=coefficients, of=digests, alphas=points)
@@ -125,7 +125,7 @@ def merge(
     """
     if list_all:
         from fedlens.arithmetic.merging import TABLE
-        from fedlens.reporting.arithmetic_tables import methods_table
+        from fedlens.reporting.terminal.analyses import methods_table
 
         out.print(methods_table({name: (row.about, row.paper) for name, row in TABLE.items()}))
         return
@@ -146,8 +146,8 @@ def merge(
     }
 
     def compute(name: str, stop: StopRequest) -> Record:
+        from fedlens.analyses import client_algebra
         from fedlens.arithmetic.merging import MergeSettings
-        from fedlens.experiments import client_algebra
 
         settings = MergeSettings(**kept)
         run = opened(folder, stop, overrides)
@@ -185,8 +185,8 @@ def clients(
         raise FedlensError("--weight names a client twice: give each one factor.")
 
     def compute(name: str, stop: StopRequest) -> Record:
-        from fedlens.arithmetic.unlearning import coefficients
-        from fedlens.experiments.client_algebra import contributions, recombine
+        from fedlens.analyses.client_algebra import contributions, recombine
+        from fedlens.arithmetic.forgetting import coefficients
 
         run = opened(folder, stop, overrides)
         told = contributions(run)
@@ -224,7 +224,7 @@ def forget(
     rounds_kept(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
-        from fedlens.experiments import client_algebra
+        from fedlens.analyses import client_algebra
 
         run = opened(folder, stop, overrides)
         told = client_algebra.contributions(run)
@@ -260,11 +260,11 @@ def interference(
         raise FedlensError("--pair takes two different clients, such as 3,7.")
 
     def compute(name: str, stop: StopRequest) -> Record:
-        from fedlens.experiments import conflicts
+        from fedlens.analyses import interference
 
         two = (both[0], both[1]) if both else None
         run = opened(folder, stop, overrides)
-        return conflicts.interference(run, name, points, pair=two, number=number)
+        return interference.interference(run, name, points, pair=two, number=number)
 
     words = [*(["+".join(map(str, both))] if both else []), *_of_round(number)]
     asked = {"pair": both, "alphas": points, "round": number}

@@ -20,10 +20,10 @@ DataRoot = Annotated[
 @app.command()
 def fetch(name: DataName = "cifar100", root: DataRoot = None) -> None:
     """Download CIFAR-100, or draw the synthetic images, unless they are there."""
-    from fedlens.data import cifar
+    from fedlens.data import cifar100
 
     if _dataset_name(name) == "cifar100":
-        out.print(f"cifar100 is complete in {cifar.fetch(root)}")
+        out.print(f"cifar100 is complete in {cifar100.fetch(root)}")
         return
     from fedlens.data import synthetic
 
@@ -37,11 +37,11 @@ def verify(name: DataName = "cifar100", root: DataRoot = None) -> None:
     """Compare the files with the official checksums."""
     if _dataset_name(name) == "synthetic":
         raise FedlensError("synthetic images are drawn and checked whenever they are loaded.")
-    from fedlens.data import cifar
+    from fedlens.data import cifar100
 
-    states = cifar.verify(root)
+    states = cifar100.verify(root)
     for file, state in states.items():
-        out.print(f"{state:8} {cifar.locate(root) / cifar.FOLDER / file}", soft_wrap=True)
+        out.print(f"{state:8} {cifar100.locate(root) / cifar100.FOLDER / file}", soft_wrap=True)
     if set(states.values()) != {"ok"}:
         raise FedlensError("CIFAR-100 is not whole here: run `fedlens data fetch`.")
 
@@ -58,14 +58,14 @@ def partition(
 
     Example: `fedlens data partition fedavg_noniid partition.classes_per_client=5 --figure p.png`
     """
-    from fedlens.experiments.compose import compose
+    from fedlens.config.compose import compose
 
     config = compose(experiment, overrides or [])
     if config.federated.clients is None:
         raise FedlensError(f"{experiment} has no clients: set federated.clients.")
-    from fedlens.experiments.holding import partition_record
-    from fedlens.reporting.console import partition_table
-    from fedlens.reporting.figures import partition_figure
+    from fedlens.experiments.local_data import partition_record
+    from fedlens.reporting.figures.partition import partition_figure
+    from fedlens.reporting.terminal.runs import partition_table
 
     record = partition_record(config)
     out.print(partition_table(record))
@@ -77,8 +77,8 @@ def partition(
 @app.command()
 def describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
     """Say what a dataset holds; the test images stay unread."""
-    from fedlens.experiments.config import DataConfig
-    from fedlens.experiments.holding import dataset
+    from fedlens.config.schema import DataConfig
+    from fedlens.experiments.local_data import dataset
 
     found = dataset(DataConfig(name=_dataset_name(name), root=str(root) if root else None))
     images = found.load_train()
@@ -94,7 +94,7 @@ def describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
 
 
 def _dataset_name(name: str) -> str:
-    from fedlens.experiments.validate import DATASETS
+    from fedlens.config.checks import DATASETS
 
     if name not in DATASETS:
         raise FedlensError(f"There is no dataset '{name}': {suggest(name, DATASETS)}")

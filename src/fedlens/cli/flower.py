@@ -45,9 +45,9 @@ def partition(
 
     Example: `fedlens flower partition quickstart_fedavg --nodes 4`
     """
-    from fedlens.experiments.compose import compose
-    from fedlens.experiments.holding import deal
-    from fedlens.experiments.signals import listening
+    from fedlens.config.compose import compose
+    from fedlens.experiments.local_data import deal
+    from fedlens.runtime.stop import listening
 
     config = compose(experiment, overrides or [])
     with listening() as stop:
@@ -81,8 +81,8 @@ def keys(
     from fedlens.federated.flower import require
 
     require()
-    from fedlens.experiments.deployment import credentials
-    from fedlens.federated.flower.credentials import HERE
+    from fedlens.experiments.flower.deployment import credentials
+    from fedlens.federated.flower.deployment.credentials import HERE
 
     credentials(folder, nodes, host or [], renew=renew)
     covered = ", ".join(dict.fromkeys([*HERE, *(host or [])]))
@@ -100,8 +100,8 @@ def superlink(
     from fedlens.federated.flower import require
 
     require()
-    from fedlens.experiments import deployment
-    from fedlens.experiments.signals import listening
+    from fedlens.experiments.flower import deployment
+    from fedlens.runtime.stop import listening
 
     with (
         listening() as stop,
@@ -131,8 +131,8 @@ def node(
     from fedlens.federated.flower import require
 
     require()
-    from fedlens.experiments import deployment
-    from fedlens.experiments.signals import listening
+    from fedlens.experiments.flower import deployment
+    from fedlens.runtime.stop import listening
 
     connection = deployment.connection_of(
         folder, address=superlink, root_certificates=root_certificates, insecure=insecure
@@ -164,10 +164,10 @@ def up(
     from fedlens.federated.flower import require
 
     require()
-    from fedlens.experiments import deployment
-    from fedlens.experiments.compose import compose
-    from fedlens.experiments.holding import deal
-    from fedlens.experiments.signals import listening
+    from fedlens.config.compose import compose
+    from fedlens.experiments.flower import deployment
+    from fedlens.experiments.local_data import deal
+    from fedlens.runtime.stop import listening
 
     words = [*(overrides or []), "engine=flower", f"engine.federation={folder}"]
     config = compose(experiment, words)

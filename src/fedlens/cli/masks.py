@@ -7,7 +7,7 @@ import typer
 
 from fedlens.cli.shared import RUNS, Root, out
 from fedlens.errors import FedlensError
-from fedlens.experiments.records import find_run
+from fedlens.store.run_folder import find_run
 
 app = typer.Typer(help="Look at masks: which weights a run trains.", no_args_is_help=True)
 
@@ -36,24 +36,24 @@ def show(
     Example: `fedlens masks show least-sensitive random-0.1 --figure masks.png`
     """
     if figure:
-        from fedlens.reporting.style import figure_format
+        from fedlens.reporting.figures.style import figure_format
 
         figure_format(figure)
     found = [_file(word, root) for word in what]
     paths = list({path.resolve(): path for path in found}.values())  # each once
-    from fedlens.reporting.mask_tables import mask_labels, mask_page, overlap_table
-    from fedlens.sparse import inspect, storage
+    from fedlens.reporting.terminal.masks import mask_labels, mask_page, overlap_table
+    from fedlens.sparse import mask_files, mask_statistics
 
-    loaded = [storage.load(path) for path in paths]
+    loaded = [mask_files.load(path) for path in paths]
     labels = mask_labels([told for _, told in loaded], _names(paths))
     masks = dict(zip(labels, (masks for masks, _ in loaded), strict=True))
-    overlap = inspect.overlap(masks) if len(masks) > 1 else None
+    overlap = mask_statistics.overlap(masks) if len(masks) > 1 else None
     records: list[dict[str, Any]] = [
         {
             "label": label,
             "path": str(path),
             "provenance": told,
-            **inspect.density_by_layer_and_kind(masks[label]),
+            **mask_statistics.density_by_layer_and_kind(masks[label]),
         }
         for label, path, (_, told) in zip(labels, paths, loaded, strict=True)
     ]
@@ -62,7 +62,7 @@ def show(
     if overlap:
         out.print(overlap_table(overlap))
     if figure:
-        from fedlens.reporting.mask_figures import mask_figure
+        from fedlens.reporting.figures.masks import mask_figure
 
         mask_figure(records, figure, overlap=overlap)
         out.print(f"drawn to {figure}", soft_wrap=True)
@@ -75,7 +75,7 @@ def _file(word: str, root: Path) -> Path:
         return path
     run = find_run(word, root)
     if not run.masks.exists():
-        from fedlens.experiments.compose import load
+        from fedlens.config.compose import load
 
         if load(run.config).sparse.density is None:
             raise FedlensError(f"{run.name} trains every weight: it has no masks.")

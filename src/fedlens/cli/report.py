@@ -32,9 +32,9 @@ def report(
 
     Example: `fedlens report runs --out report --about about.yaml --pdf`
     """
-    from fedlens.reporting import about as details
-    from fedlens.reporting.content import About
     from fedlens.reporting.report import PAGE, write
+    from fedlens.reporting.study import about as details
+    from fedlens.reporting.study.content import About
 
     told = details.read(about) if about else About()
     found = write(places, folder, told, pdf=pdf)
@@ -66,7 +66,7 @@ def records(
 
     Example: `fedlens records runs --out results/my_study`
     """
-    from fedlens.experiments.excerpts import copy_records
+    from fedlens.store.export import copy_records
 
     copied, unfinished = copy_records(root, folder)
     out.print(f"{len(copied)} runs copied to {folder}", **PLAIN)

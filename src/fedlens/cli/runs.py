@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
-from fedlens.experiments.records import RunFolder, find_run, runs
+from fedlens.store.run_folder import RunFolder, find_run, runs
 
 app = typer.Typer()
 
@@ -21,7 +21,7 @@ def run(
 
     Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
     """
-    from fedlens.experiments.compose import compose
+    from fedlens.config.compose import compose
 
     config = compose(experiment, overrides or [])
     from fedlens.experiments.run import start
@@ -47,7 +47,7 @@ def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> No
 @app.command()
 def ls(root: Root = RUNS) -> None:
     """List runs with their state and headline metrics."""
-    from fedlens.reporting.console import runs_table
+    from fedlens.reporting.terminal.runs import runs_table
 
     found = runs(root)
     out.print(runs_table(found) if found else f"There are no runs in {root} yet.")
@@ -56,7 +56,7 @@ def ls(root: Root = RUNS) -> None:
 @app.command()
 def show(which: RunName, root: Root = RUNS) -> None:
     """Show one run: result, provenance, learning curve."""
-    from fedlens.reporting.console import run_page
+    from fedlens.reporting.terminal.runs import run_page
 
     out.print(run_page(find_run(which, root)))
 
@@ -69,7 +69,7 @@ def config(
     overrides: Overrides = None,
 ) -> None:
     """List the experiments and what each costs, or print the composed config of one."""
-    from fedlens.experiments.compose import compose, documentation, experiments, to_yaml
+    from fedlens.config.compose import compose, documentation, experiments, to_yaml
 
     if experiment is None:
         for entry in experiments():
@@ -83,7 +83,7 @@ def config(
 
 
 def finished(folder: RunFolder) -> None:
-    from fedlens.reporting.console import run_page
+    from fedlens.reporting.terminal.runs import run_page
 
     if folder.result is None:  # it is on the host of a SuperLink
         return
@@ -95,6 +95,6 @@ def _draw(folder: RunFolder) -> None:
     """The picture of who holds what, once, beside the record it is made from."""
     picture = folder.path / "partition.png"
     if (record := folder.partition) is not None and not picture.exists():
-        from fedlens.reporting.figures import partition_figure
+        from fedlens.reporting.figures.partition import partition_figure
 
         partition_figure(record, picture)

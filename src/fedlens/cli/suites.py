@@ -14,16 +14,16 @@ import typer
 
 from fedlens.cli import arithmetic
 from fedlens.cli.shared import PLAIN, Overrides, out
+from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
-from fedlens.experiments.config import Config
-from fedlens.experiments.launch import Outcome, Piece, in_turn
-from fedlens.experiments.launch_submit import executor, parameters, submitted
-from fedlens.experiments.launch_workers import Workers
-from fedlens.experiments.outlook import Outlook, in_words
-from fedlens.experiments.plan import Planned, estimates, once, outlook_of, planned, unfinished
-from fedlens.experiments.progress import overall
-from fedlens.experiments.signals import Interrupted, StopRequest, listening
-from fedlens.experiments.suite import find, only, suites
+from fedlens.runtime.stop import Interrupted, StopRequest, listening
+from fedlens.suites.eta import Outlook
+from fedlens.suites.launch import Outcome, Piece, in_turn
+from fedlens.suites.plan import Planned, estimates, once, outlook_of, planned, unfinished
+from fedlens.suites.progress import in_words, overall
+from fedlens.suites.slurm import executor, parameters, submitted
+from fedlens.suites.suite import find, only, suites
+from fedlens.suites.workers import Workers
 
 app = typer.Typer()
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _launching(
 
 
 def _threads(at_once: int) -> int:
-    from fedlens.threads import available
+    from fedlens.runtime.threads import available
 
     return max(1, available() // at_once)
 
@@ -198,9 +198,9 @@ def _check(asked: str) -> None:
 
 def _look_ahead(runs: Sequence[Planned], at_once: int, *, apart: bool) -> None:
     """`apart`: each job has a machine's threads to itself."""
-    from fedlens.experiments.probe import pace
-    from fedlens.reporting.console import plan_table
-    from fedlens.threads import limited_threads
+    from fedlens.reporting.terminal.runs import plan_table
+    from fedlens.runtime.threads import limited_threads
+    from fedlens.suites.probe import pace
 
     def timed(config: Config, tasks: Collection[str]) -> dict[str, float]:
         with limited_threads(config.threads or _threads(1 if apart else at_once)):
@@ -226,7 +226,7 @@ def _look_ahead(runs: Sequence[Planned], at_once: int, *, apart: bool) -> None:
 
 
 def _tell(runs: Sequence[Planned], failed: Sequence[Outcome]) -> None:
-    from fedlens.reporting.console import suite_table
+    from fedlens.reporting.terminal.runs import suite_table
 
     for section in dict.fromkeys(run.cell.section for run in runs):
         table = suite_table([(r.cell, r.folder) for r in runs if r.cell.section == section])

@@ -58,8 +58,8 @@ def tune(
     Below `runs/tune/NAME/` it leaves `best.yaml`, which `fedlens run` takes, `trials.csv` and
     `trials.json` with all trials, and figures of the search.
     """
-    from fedlens.experiments.compose import compose, word
-    from fedlens.experiments.space import space
+    from fedlens.config.compose import compose, word
+    from fedlens.tuning.space import space
 
     if name is not None and (Path(name).name != name or name.startswith(".")):
         raise FedlensError(f"--name {name} must be one plain folder name.")
@@ -68,10 +68,10 @@ def tune(
     if config.run.name:
         raise FedlensError("A search names its runs itself: use --name for the search.")
     dimensions = space(config, told, search or [])
-    from fedlens.experiments.searches import PRUNERS, Search
-    from fedlens.experiments.trials import best_trial, percent
-    from fedlens.experiments.tune import search as go
-    from fedlens.reporting.tune_figures import draw
+    from fedlens.reporting.figures.search import draw
+    from fedlens.tuning.search import PRUNERS, Search
+    from fedlens.tuning.trial_records import best_trial, percent
+    from fedlens.tuning.tune import search as go
 
     if pruner not in PRUNERS:
         raise FedlensError(f"--pruner {pruner} is unknown: {suggest(pruner, PRUNERS)}")

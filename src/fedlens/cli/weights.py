@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from fedlens.cli.shared import out
-from fedlens.experiments.signals import StopRequest
+from fedlens.runtime.stop import StopRequest
 
 app = typer.Typer(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
 
@@ -30,8 +30,8 @@ def list_all() -> None:
 @app.command()
 def fetch(backbone: Backbone) -> None:
     """Download a backbone's weights unless they are there, and say where they are."""
+    from fedlens.config.schema import BackboneConfig
     from fedlens.experiments.build import weights_file
-    from fedlens.experiments.config import BackboneConfig
 
     out.print(str(weights_file(BackboneConfig(name=backbone), StopRequest())), soft_wrap=True)
 
@@ -43,8 +43,8 @@ def verify(
     sha256: Annotated[str | None, typer.Option(help="The hash it should have.")] = None,
 ) -> None:
     """Check that a file fits the backbone, key by key, and print its hash."""
+    from fedlens.config.schema import BackboneConfig
     from fedlens.experiments.build import weights_file
-    from fedlens.experiments.config import BackboneConfig
     from fedlens.models import backbones, weights
 
     wanted = BackboneConfig(name=backbone, weights=str(file) if file else None)

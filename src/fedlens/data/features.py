@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from fedlens import files
-from fedlens.data.batches import in_order
-from fedlens.data.cached import recall, store
+from fedlens.cache import recall, store
+from fedlens.data.examples import in_order
 from fedlens.data.images import Examples
 from fedlens.errors import FedlensError
 

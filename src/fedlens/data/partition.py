@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedlens import rng
-from fedlens.data import ownership
+from fedlens.data import class_assignment
 from fedlens.errors import FedlensError, suggest
 
 
@@ -175,7 +175,7 @@ def _classes(
     """
     counts = torch.bincount(labels).numpy()
     draw = rng.generator(seed, "partition", "owners")
-    owned, amounts = ownership.deal(counts, clients, classes_per_client, draw)
+    owned, amounts = class_assignment.deal(counts, clients, classes_per_client, draw)
     by_class = owned.ravel().argsort(kind="stable")
     who = np.repeat(by_class // classes_per_client, amounts.ravel()[by_class])
     holder = torch.empty_like(labels)

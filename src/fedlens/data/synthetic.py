@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlens import files, rng
-from fedlens.data.cached import cached
+from fedlens.cache import cached
 from fedlens.data.images import Dataset, Images
 
 WORLD = 2  # the seed of everything here: another number is another world

@@ -14,28 +14,28 @@ import torch
 from torch import nn
 
 from fedlens import params
-from fedlens.data.augment import Augmentation
-from fedlens.data.batches import FeatureExamples, ImageExamples, Pipeline
+from fedlens.config.schema import BackboneConfig, Config, trained_part
+from fedlens.data.examples import FeatureExamples, ImageExamples, Pipeline
 from fedlens.data.features import features
 from fedlens.data.images import Examples, Images
 from fedlens.data.partition import Partition
 from fedlens.data.splits import Choice, SealedTest
-from fedlens.experiments.closed_form import closed_form_head
-from fedlens.experiments.config import BackboneConfig, Config, trained_part
-from fedlens.experiments.holding import Holding, whole
-from fedlens.experiments.progress import bar
-from fedlens.experiments.setups import setup
-from fedlens.experiments.signals import StopRequest
+from fedlens.data.transforms import Augmentation
+from fedlens.experiments.flower.setup import setup
+from fedlens.experiments.head import closed_form_head
+from fedlens.experiments.local_data import Holding, whole
 from fedlens.experiments.trained_head import trained_head
 from fedlens.federated.client import LocalRules
-from fedlens.federated.crowd import Crowd
+from fedlens.federated.tasks import Crowd
 from fedlens.models import backbones, heads, weights
 from fedlens.models.classifier import Classifier
+from fedlens.runtime.progress import bar
+from fedlens.runtime.stop import StopRequest
 from fedlens.sparse.masks import Masks
-from fedlens.training.local import StepRules
 from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
 from fedlens.training.pretrain import pico_weights
+from fedlens.training.step import StepRules
 
 log = logging.getLogger(__name__)
 

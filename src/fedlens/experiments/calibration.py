@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlens.config.schema import Config
 from fedlens.data.images import Examples
 from fedlens.experiments.build import Parts
-from fedlens.experiments.config import Config
-from fedlens.experiments.progress import bar
-from fedlens.experiments.signals import StopRequest
 from fedlens.federated import sampling, wire
-from fedlens.federated.crowd import Crowd
+from fedlens.federated.tasks import Crowd
 from fedlens.params import Params
 from fedlens.rng import Stream
+from fedlens.runtime.progress import bar
+from fedlens.runtime.stop import StopRequest
 from fedlens.sparse import voting
-from fedlens.sparse.calibrate import Score, calibrate
+from fedlens.sparse.calibration import Score, calibrate
 from fedlens.sparse.fisher import Sensitivity, sensitivity
 from fedlens.sparse.masks import RULES, Masks, Preference, undecided
-from fedlens.sparse.squares import Squares
+from fedlens.sparse.per_example_gradients import Squares
 
 
 def calibrated(

@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 
 from fedlens import params
-from fedlens.data.batches import FeatureExamples
+from fedlens.config.schema import Config, EngineConfig
+from fedlens.data.examples import FeatureExamples
 from fedlens.experiments.build import Parts, local_rules
-from fedlens.experiments.config import Config, EngineConfig
 from fedlens.federated.client import Task, Trainer, laid_out
-from fedlens.federated.crowd import Crowd
-from fedlens.federated.engines import Engine, Serial
-from fedlens.federated.parallel import Parallel
-from fedlens.federated.vectorised import Vectorised
-from fedlens.threads import available
+from fedlens.federated.engines.parallel import Parallel
+from fedlens.federated.engines.serial import Engine, Serial
+from fedlens.federated.engines.vectorised import Vectorised
+from fedlens.federated.tasks import Crowd
+from fedlens.runtime.threads import available
 
 WORTH = 1.05  # workers must be so much faster to be chosen over one process
 

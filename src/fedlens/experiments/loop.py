@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
-from fedlens.experiments.checkpoint import Checkpoint
-from fedlens.experiments.config import Config, unit
-from fedlens.experiments.ledger import Ledger
-from fedlens.experiments.measure import Measure
-from fedlens.experiments.tracking import Tracker
+from fedlens.config.schema import Config, unit
+from fedlens.experiments.evaluation import Measure
+from fedlens.store.checkpoints import Checkpoint
+from fedlens.store.ledger import Ledger
+from fedlens.store.tracking import Tracker
 from fedlens.training.evaluate import Evaluation
-from fedlens.training.local import Tally
+from fedlens.training.step import Tally
 
 log = logging.getLogger(__name__)
 

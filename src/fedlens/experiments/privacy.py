@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedlens.experiments.config import Config, cohort_size
+from fedlens.config.schema import Config, cohort_size
 
 if TYPE_CHECKING:
-    from fedlens.federated.flower.privacy import PrivacySettings
+    from fedlens.federated.flower.differential_privacy import PrivacySettings
 
 Noise = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def settings(config: Config) -> "PrivacySettings":
-    from fedlens.federated.flower.privacy import PrivacySettings
+    from fedlens.federated.flower.differential_privacy import PrivacySettings
 
     told = config.privacy
     return PrivacySettings(
@@ -37,7 +37,7 @@ def noise(config: Config) -> Noise:
     """What the server does to the mean of so many updates before it takes the step."""
     if config.privacy.name != "central":
         return lambda change, cohort: change
-    from fedlens.federated.flower.privacy import noised
+    from fedlens.federated.flower.differential_privacy import noised
 
     told, asked = settings(config), cohort_size(config.federated)
 
@@ -53,7 +53,7 @@ def advise(config: Config) -> None:
     """Says before the rounds what would make their privacy an empty word."""
     if config.privacy.name == "none":
         return
-    from fedlens.federated.flower.privacy import advice
+    from fedlens.federated.flower.differential_privacy import advice
 
     assert config.federated.clients is not None
     if warning := advice(settings(config), clients=config.federated.clients):
@@ -68,13 +68,13 @@ def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any
     """ε of all rounds on record, for the result; empty without noise."""
     if config.privacy.name == "none":
         return {}
-    from fedlens.federated.flower import privacy
+    from fedlens.federated.flower import differential_privacy
 
     assert config.federated.clients is not None
     # Who was asked counts, whether or not an answer came: it may have been on its way.
     played = [record["participants"] for record in records if "participants" in record]
     taken = Counter(client for cohort in played for client in cohort)
-    found = privacy.spent(
+    found = differential_privacy.spent(
         settings(config),
         rounds=len(played),
         cohort=cohort_size(config.federated),

@@ -15,33 +15,35 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedlens.config import compose
+from fedlens.config.identity import essence, run_name
+from fedlens.config.schema import Config, rounds
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
-from fedlens.experiments import compose, manifest, privacy
+from fedlens.experiments import privacy
 from fedlens.experiments.build import Parts, build, resolved
-from fedlens.experiments.central import Central
-from fedlens.experiments.checkpoint import Checkpoints
-from fedlens.experiments.config import Config, rounds
-from fedlens.experiments.device import choose_device
+from fedlens.experiments.central_loop import Central
 from fedlens.experiments.engine import choose_engine
-from fedlens.experiments.federation import Federation
-from fedlens.experiments.flower import opened_crowd, settled
-from fedlens.experiments.holding import Holding, described
-from fedlens.experiments.ledger import Ledger
-from fedlens.experiments.logs import logging_to
+from fedlens.experiments.evaluation import Measure
+from fedlens.experiments.federated_loop import Federation
+from fedlens.experiments.flower.clients import opened_crowd, settled
+from fedlens.experiments.local_data import Holding, described
 from fedlens.experiments.loop import Loop, Position, Watch
-from fedlens.experiments.masking import masked
-from fedlens.experiments.measure import Measure
-from fedlens.experiments.naming import essence, run_name
-from fedlens.experiments.outcome import conclude, per_client, sign
-from fedlens.experiments.records import RunFolder
-from fedlens.experiments.signals import Abandoned, Interrupted, StopRequest, listening
-from fedlens.experiments.tracking import open_tracker
-from fedlens.federated.crowd import Crowd
+from fedlens.experiments.masks import masked
+from fedlens.experiments.result import conclude, per_client, sign
 from fedlens.federated.flower import require
+from fedlens.federated.tasks import Crowd
 from fedlens.files import clear_partials, replacing
-from fedlens.memory import keep_large_blocks
-from fedlens.training.local import Model
+from fedlens.runtime.allocator import keep_large_blocks
+from fedlens.runtime.device import choose_device
+from fedlens.runtime.logs import logging_to
+from fedlens.runtime.stop import Abandoned, Interrupted, StopRequest, listening
+from fedlens.store import manifest
+from fedlens.store.checkpoints import Checkpoints
+from fedlens.store.ledger import Ledger
+from fedlens.store.run_folder import RunFolder
+from fedlens.store.tracking import open_tracker
+from fedlens.training.step import Model
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -137,7 +139,7 @@ def _run(
 
 def _submit(config: Config, folder: RunFolder) -> RunFolder:
     """Leaves the run to the federation's SuperLink, which writes the folder where it runs."""
-    from fedlens.experiments.deployment import run_by_superlink
+    from fedlens.experiments.flower.deployment import run_by_superlink
 
     with listening() as stop:
         try:

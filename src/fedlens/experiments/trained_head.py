@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from fedlens import params, rng
-from fedlens.data.batches import FeatureExamples
+from fedlens.config.schema import Config, cohort_size
+from fedlens.data.examples import FeatureExamples
 from fedlens.data.partition import Partition
 from fedlens.errors import FedlensError
-from fedlens.experiments.config import Config, cohort_size
-from fedlens.experiments.progress import bar
-from fedlens.experiments.signals import StopRequest
 from fedlens.federated import sampling, server, wire
 from fedlens.federated.client import LocalRules, Task
-from fedlens.federated.crowd import Crowd
-from fedlens.federated.engines import Engine
-from fedlens.federated.gather import Gathering
-from fedlens.federated.vectorised import NAMES, Vectorised
-from fedlens.training.local import StepRules
+from fedlens.federated.engines.serial import Engine
+from fedlens.federated.engines.vectorised import NAMES, Vectorised
+from fedlens.federated.rounds import Gathering
+from fedlens.federated.tasks import Crowd
+from fedlens.runtime.progress import bar
+from fedlens.runtime.stop import StopRequest
 from fedlens.training.precision import Precision
+from fedlens.training.step import StepRules
 
 log = logging.getLogger(__name__)
 

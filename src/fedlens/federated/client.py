@@ -17,8 +17,8 @@ from fedlens.models.classifier import Classifier
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.packing import Packing
-from fedlens.sparse.sgdm import sgdm
-from fedlens.training.local import Diverged, Model, StepRules, Tally, local_step, set_lr
+from fedlens.sparse.sparse_sgd import sgdm
+from fedlens.training.step import Diverged, Model, StepRules, Tally, local_step, set_lr
 
 
 @dataclass(frozen=True)

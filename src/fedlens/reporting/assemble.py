@@ -5,16 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
+from fedlens.config import compose
+from fedlens.config.checks import validate
+from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments import compose
-from fedlens.experiments.config import Config
-from fedlens.experiments.validate import validate
-from fedlens.reporting import words
-from fedlens.reporting.arithmetic_tables import EQUATIONS, asked, outcome
-from fedlens.reporting.audit import audit
-from fedlens.reporting.chapters import comparisons, six_models
-from fedlens.reporting.comparison import Comparison
-from fedlens.reporting.content import (
+from fedlens.reporting.audit.checks import audit
+from fedlens.reporting.study import labels
+from fedlens.reporting.study.comparison import Comparison
+from fedlens.reporting.study.content import (
     About,
     AlphaCurve,
     Chapter,
@@ -26,8 +24,10 @@ from fedlens.reporting.content import (
     PartitionPicture,
     Provenance,
 )
-from fedlens.reporting.curves import curve_set
-from fedlens.reporting.study import Method, Record, Run, Settings, Study, value_of
+from fedlens.reporting.study.curves import curve_set
+from fedlens.reporting.study.questions import comparisons, six_models
+from fedlens.reporting.study.runs import Method, Record, Run, Settings, Study, value_of
+from fedlens.reporting.terminal.analyses import EQUATIONS, asked, outcome
 
 Schema = TypeVar("Schema")
 Named = TypeVar("Named", AlphaCurve, Finding, Grid, MaskMap, PartitionPicture)
@@ -111,7 +111,7 @@ def _masks(methods: Sequence[Method]) -> list[MaskMap]:
         if (record := run.masks) is None or (digest := _digest(run)) in found:
             continue
         layers, kinds = list(record["layers"]), list(record["kinds"])
-        label = words.masked(method)
+        label = labels.masked(method)
         found[digest] = MaskMap(
             name=f"mask-{len(found) + 1}",
             label=label,
@@ -144,7 +144,7 @@ def _alphas(methods: Iterable[Method]) -> list[AlphaCurve]:
         found.append(
             AlphaCurve(
                 name=f"alpha-{len(found) + 1}",
-                label=f"{words.described(method)}, seed {run.seed}",
+                label=f"{labels.described(method)}, seed {run.seed}",
                 base=record["base"],
                 alphas=[row["alpha"] for row in rows],
                 accuracy=[100 * row["validation"]["top1"] for row in rows],
@@ -168,7 +168,7 @@ def _findings(methods: Iterable[Method]) -> list[Finding]:
             Finding(
                 name=f"{record['kind']}-{len(found) + 1}",
                 kind=record["kind"],
-                label=f"{words.described(method)}, seed {run.seed}",
+                label=f"{labels.described(method)}, seed {run.seed}",
                 facts=[("what", EQUATIONS[record["kind"]]), *asked(record), *outcome(record)],
                 run=run.name,
                 record=record,
@@ -187,8 +187,8 @@ def _analysed(methods: Iterable[Method]) -> Iterable[tuple[Method, Run, Record]]
 def _partitions(methods: Iterable[Method]) -> list[PartitionPicture]:
     """One for each partition: of the seeds the first stands for all."""
     found: dict[str, PartitionPicture] = {}
-    for method in sorted(methods, key=words.evenness):
-        label, run = words.partition(method), method.runs[0]
+    for method in sorted(methods, key=labels.evenness):
+        label, run = labels.partition(method), method.runs[0]
         record = run.folder.partition
         if label in found or record is None:
             continue
@@ -212,11 +212,11 @@ def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
         group = key.partition(".")[0]
         asked_of = [
             method for method in methods
-            if (group != "federated" or words.federated(method))
-            and (group != "sparse" or words.sparse(method))
-            and (key not in OF_CALIBRATION or words.calibrates(method))
-            and (key != "train.epochs" or not words.federated(method))
-            and (group == "data" or key == "federated.clients" or words.trains(method))
+            if (group != "federated" or labels.federated(method))
+            and (group != "sparse" or labels.sparse(method))
+            and (key not in OF_CALIBRATION or labels.calibrates(method))
+            and (key != "train.epochs" or not labels.federated(method))
+            and (group == "data" or key == "federated.clients" or labels.trains(method))
         ]  # fmt: skip
         values = {value_of(method.config, key) for method in asked_of}
         found[name] = sorted(value for value in values if value is not None)

@@ -15,12 +15,14 @@ from pathlib import Path
 
 from fedlens.errors import FedlensError
 from fedlens.files import replacing
-from fedlens.reporting import latex, study_figures, tables
+from fedlens.reporting import paper
 from fedlens.reporting.assemble import content
-from fedlens.reporting.content import About, Content
-from fedlens.reporting.html import page
-from fedlens.reporting.remarks import grids
-from fedlens.reporting.study import Study, read
+from fedlens.reporting.figures import report
+from fedlens.reporting.page.html import page
+from fedlens.reporting.study import tables
+from fedlens.reporting.study.captions import grids
+from fedlens.reporting.study.content import About, Content
+from fedlens.reporting.study.runs import Study, read
 
 PAGE = "index.html"
 MARK = "content.json"  # by which a folder is known to be a report
@@ -39,15 +41,15 @@ def write(places: Sequence[Path], out: Path, about: About, *, pdf: bool = False)
         folder.mkdir()
         _write_tables(found, folder / "tables")
         log.info("drawing figures")
-        study_figures.write(study_figures.figures(found), folder / "figures")
+        report.write(report.figures(found), folder / "figures")
         (folder / PAGE).write_text(page(found), encoding="utf-8")
-        latex.write(found, folder, folder / "figures")
+        paper.write(found, folder, folder / "figures")
         (folder / "clock.csv").write_text(_clock(study), encoding="utf-8", newline="")
         text = json.dumps(asdict(found), indent=1, allow_nan=False)
         (folder / MARK).write_text(text + "\n", encoding="utf-8")
     if pdf:  # all else is there by now, and stays if TeX fails, with its log
         log.info("compiling report.tex")
-        latex.compile_pdf(out)
+        paper.compile_pdf(out)
     return found
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedlens.data.batches import in_order
+from fedlens.data.examples import in_order
 from fedlens.data.images import Examples
 from fedlens.errors import FedlensError
-from fedlens.training.local import Model
 from fedlens.training.precision import Precision
+from fedlens.training.step import Model
 
 
 class NotFinite(FedlensError):

@@ -17,14 +17,14 @@ from timm.models.vision_transformer import init_weights_vit_jax
 from torch import Tensor, nn
 
 from fedlens import files, rng
+from fedlens.cache import cached
 from fedlens.data import synthetic
-from fedlens.data.batches import ImageExamples, Pipeline, shuffled
-from fedlens.data.cached import cached
+from fedlens.data.examples import ImageExamples, Pipeline, shuffled
 from fedlens.models import backbones
 from fedlens.rng import Stream
-from fedlens.training.local import StepRules, Tally, local_step, set_lr
 from fedlens.training.precision import Precision
 from fedlens.training.schedules import Schedule
+from fedlens.training.step import StepRules, Tally, local_step, set_lr
 
 VERSION = 1  # to be raised whenever the same recipe would give other weights
 

@@ -82,7 +82,7 @@ def _node(grid: Grid) -> int:
 
 
 if __name__ == "__main__":
-    from fedlens.federated.flower.executor import serve
+    from fedlens.federated.flower.deployment.app_worker import serve
 
     address, secret = sys.argv[1:]
     serve(client, runtime_api_address=address, secret_file=Path(secret))

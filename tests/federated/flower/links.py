@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlens.federated.flower import submission
-from fedlens.federated.flower.submission import Connection, Ended, Submitted
+from fedlens.federated.flower.deployment import submission
+from fedlens.federated.flower.deployment.submission import Connection, Ended, Submitted
 
 BIN = Path(sys.executable).parent
 NAME = "tests.federated.flower.echo"

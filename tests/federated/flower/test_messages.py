@@ -15,11 +15,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedlens.federated.client import Task, Update
-from fedlens.federated.crowd import Setup, Work
 from fedlens.federated.flower import messages
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, SETUP, VALUES, Garbled
+from fedlens.federated.tasks import Setup, Work
 from fedlens.params import Params
-from fedlens.training.local import Tally
+from fedlens.training.step import Tally
 
 TASK = Task(round=3, client=7, shard=torch.arange(11), steps=4, lr=0.1)
 START = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor(0.5)}

@@ -17,11 +17,11 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fedlens import files
 from fedlens.errors import FedlensError
 from fedlens.federated.client import Update
-from fedlens.federated.crowd import Host, Setup
 from fedlens.federated.flower import messages
+from fedlens.federated.flower.differential_privacy import PrivacySettings, wrapped
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, CORRECTION, UNPREPARED, Garbled
-from fedlens.federated.flower.privacy import PrivacySettings, wrapped
-from fedlens.federated.flower.secure import secure
+from fedlens.federated.flower.secure_aggregation import secure
+from fedlens.federated.tasks import Host, Setup
 
 Protection = tuple[PrivacySettings, bool]  # and whether updates leave in secure sums only
 

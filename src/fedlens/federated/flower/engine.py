@@ -9,12 +9,12 @@ from flwr.serverapp import Grid
 
 from fedlens.errors import FedlensError
 from fedlens.federated.client import Task, Update
-from fedlens.federated.crowd import Setup
-from fedlens.federated.engines import Engine
+from fedlens.federated.engines.serial import Engine
 from fedlens.federated.flower import messages
-from fedlens.federated.flower.fleet import Fleet, Missing
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, Garbled
-from fedlens.federated.flower.secure import FEWEST, SecureSettings, secure_round
+from fedlens.federated.flower.roster import Fleet, Missing
+from fedlens.federated.flower.secure_aggregation import FEWEST, SecureSettings, secure_round
+from fedlens.federated.tasks import Setup
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity

@@ -16,9 +16,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedlens.federated.client import Task, Update
-from fedlens.federated.crowd import Setup, Work
+from fedlens.federated.tasks import Setup, Work
 from fedlens.params import Params
-from fedlens.training.local import Tally
+from fedlens.training.step import Tally
 
 ARRAYS, CONFIG, METRICS, CORRECTION, SETUP = "arrays", "config", "metrics", "correction", "setup"
 VALUES, FAULT = "values", "fault"

@@ -1,0 +1,1 @@
+"""What is asked of a finished run: scaling, merging, client algebra, interference."""

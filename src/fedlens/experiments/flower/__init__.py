@@ -1,0 +1,1 @@
+"""Experiments whose clients are reached through Flower."""

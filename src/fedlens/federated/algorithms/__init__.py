@@ -1,0 +1,1 @@
+"""Federated algorithms, one file each: client term, aggregation, server update, paper."""

@@ -1,0 +1,225 @@
+"""A round's clients on local worker processes, each with one model instance of its own.
+
+Parameters lie in shared memory; a finished client waits in a slot until its turn in the cohort, so
+the server sees the same updates in the same order as from one process. A worker that dies is
+replaced and its client trained again.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from fedlens import params
+from fedlens.errors import FedlensError
+from fedlens.federated.client import Task, Trainer, Update
+from fedlens.params import Params
+from fedlens.training.step import Tally
+
+ATTEMPTS = 3  # at one client, before its deaths are no accident
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Shared memory for one client: its correction, and its answer."""
+
+    correction: Params
+    answer: Params
+
+
+@dataclass
+class Worker:
+    process: BaseProcess
+    pipe: Connection
+    job: "Job | None" = None
+
+
+@dataclass
+class Job:
+    task: Task
+    slot: int
+    deaths: int = 0
+    result: "Result | None" = None
+
+
+@dataclass(frozen=True)
+class Result:
+    tally: Tally
+    fault: str | None
+
+
+class Parallel:
+    """`workers` processes with `threads` threads each; on GPUs, worker i has GPU i."""
+
+    def __init__(self, trainer: Trainer, *, workers: int, threads: int) -> None:
+        self.trainer = trainer
+        self.threads = threads
+        # Forking starts at once and shares the data, but neither CUDA nor threads survive it.
+        forks = sys.platform == "linux" and trainer.device.type == "cpu" and threads == 1
+        self.context = torch.multiprocessing.get_context("fork" if forks else "spawn")
+        packed = trainer.packed()
+        self.start = _shared(packed)
+        self.slots = [Slot(_shared(packed), _shared(packed)) for _ in range(2 * workers)]
+        self.workers = [self._hire(number) for number in range(workers)]
+
+    def updates(self, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:
+        """With twice as many slots as workers, one slow client does not keep the others waiting."""
+        while any(worker.job for worker in self.workers):  # of a round that was given up
+            self._listen()
+        params.assign(self.start, parameters)
+        waiting, free = deque(tasks), deque(range(len(self.slots)))
+        jobs: deque[Job] = deque()  # handed out, in the cohort's order
+        while waiting or jobs:
+            for worker in self.workers:
+                if waiting and free and worker.job is None:
+                    jobs.append(Job(waiting.popleft(), free.popleft()))
+                    self._give(worker, jobs[-1])
+            first = jobs[0]
+            if first.result is None:
+                self._listen()
+                continue
+            found = first.result
+            yield Update(first.task, self.slots[first.slot].answer, found.tally, found.fault)
+            free.append(jobs.popleft().slot)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self.workers = []
+
+    def _hire(self, number: int) -> Worker:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(  # type: ignore[attr-defined]
+            target=_serve,
+            args=(theirs, os.getpid(), self.trainer, self.start, self.slots, self.threads, number),
+            daemon=True,
+            name=f"fedlens-worker-{number}",
+        )
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads; a worker uses none of those it inherits.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _give(self, worker: Worker, job: Job) -> None:
+        worker.job = job
+        if job.task.correction:
+            params.assign(self.slots[job.slot].correction, job.task.correction)
+        # The shard travels as a plain array: torch would share the whole storage it is a view of.
+        told = replace(job.task, shard=torch.empty(0), correction=None)
+        shard = job.task.shard.cpu().numpy()
+        try:
+            worker.pipe.send((told, shard, job.slot, job.task.correction is not None))
+        except OSError:  # it died while idle: `_listen` sees that and hands the job to another
+            log.debug("worker %s is gone", worker.process.name)
+
+    def _listen(self) -> None:
+        """Waits until a worker has answered or died, and takes that in."""
+        ready = wait(
+            [w.pipe for w in self.workers if w.job] + [w.process.sentinel for w in self.workers]
+        )
+        for number, worker in enumerate(self.workers):
+            if worker.pipe in ready and (said := _received(worker.pipe)) is not None:
+                job, worker.job = worker.job, None
+                assert job is not None
+                if isinstance(said, Exception):
+                    raise said
+                job.result = said
+            elif worker.process.sentinel in ready:
+                self._replace(number)
+
+    def _replace(self, number: int) -> None:
+        dead = self.workers[number]
+        dead.process.join()
+        dead.pipe.close()
+        job, code = dead.job, dead.process.exitcode
+        self.workers[number] = self._hire(number)
+        if job is None:
+            log.warning("an idle worker died (exit code %s) and was replaced", code)
+            return
+        job.deaths += 1
+        if job.deaths == ATTEMPTS:
+            raise FedlensError(
+                f"Client {job.task.client} ended its worker {ATTEMPTS} times (exit code {code}; -9 "
+                "is often a lack of memory): use engine=serial, or fewer engine.workers."
+            )
+        log.warning(
+            "the worker of client %d died (exit code %s): it is replaced and trains the client "
+            "again", job.task.client, code,
+        )  # fmt: skip
+        self._give(self.workers[number], job)
+
+
+def _serve(
+    pipe: Connection,
+    parent: int,
+    trainer: Trainer,
+    start: Params,
+    slots: Sequence[Slot],
+    threads: int,
+    number: int,
+) -> None:
+    """A worker's life: a task at a time until the main process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whether to stop is for the main process to say
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent()
+    torch.set_num_threads(threads)
+    trainer = trainer.on(_device(trainer, number))
+    while True:
+        while not pipe.poll(1.0):
+            if os.getppid() != parent:
+                return
+        told, shard, slot, corrected = pipe.recv()
+        correction = slots[slot].correction if corrected else None
+        task = replace(told, shard=torch.from_numpy(shard), correction=correction)
+        try:
+            update = trainer.train(task, start)
+            params.assign(slots[slot].answer, update.parameters)
+            pipe.send(Result(update.tally, update.fault))
+        except Exception as error:  # whatever it is, the main process says it
+            pipe.send(error)
+
+
+def _device(trainer: Trainer, number: int) -> torch.device:
+    """That of the model; where it is a GPU, the workers take them in turns."""
+    if trainer.device.type != "cuda":
+        return trainer.device
+    return torch.device("cuda", number % torch.cuda.device_count())
+
+
+def _shared(like: Params) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.zeros_like(value, device="cpu", requires_grad=False).share_memory_()  # type: ignore[no-untyped-call]
+        for name, value in like.items()
+    }
+
+
+def _received(pipe: Connection) -> Any:
+    """A worker's message; None where it died before or while sending it."""
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        return None
+
+
+def _die_with_parent() -> None:
+    """Where the kernel offers it, a worker ends at once when the main process is killed."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Flower's processes: SuperLink, SuperNodes, certificates, submitted runs."""

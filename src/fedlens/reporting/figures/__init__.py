@@ -1,0 +1,1 @@
+"""Figures of runs, studies and analyses, as matplotlib draws them."""

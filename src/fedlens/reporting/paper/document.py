@@ -1,0 +1,171 @@
+"""Content → report.tex: the template's words, and beside them what the records say.
+
+In the template << >> is a value, <% %> a statement; everything put in is LaTeX already.
+"""
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from fedlens.reporting.figures import report
+from fedlens.reporting.paper import audit, differences, prose
+from fedlens.reporting.paper.floats import Placed
+from fedlens.reporting.paper.results import placed_figures, results
+from fedlens.reporting.study import captions
+from fedlens.reporting.study.content import About, Chapter, Content
+from fedlens.reporting.study.statistics import DECIDED, FEWEST
+
+TEMPLATE, BIBLIOGRAPHY = "report.tex.j2", "references.bib"
+COLUMNS = 3  # settings described side by side
+VALUES = 6  # of one fact
+VERDICTS = 5
+FACTS = {  # what is told of the configs, as in Content
+    "clients": "Clients $K$",
+    "participation": "Share $C$ a round",
+    "local_steps": "Local steps $J$",
+    "batch_size": "Batch size",
+    "lr": "Learning rate $\\eta$",
+    "schedule": "Its schedule",
+    "momentum": "Momentum $\\mu$",
+    "weight_decay": "Weight decay $\\beta$",
+    "ridge_lambda": "Ridge $\\lambda$",
+    "validation": "Held out for validation",
+    "density": "Density $\\rho$",
+    "calibration_rounds": "Calibration rounds $R$",
+    "calibration_source": "Calibrated on",
+    "calibration_examples": "Calibration examples",
+    "epochs": "Epochs of central training",
+    "seeds": "Seeds",
+}
+
+
+def write(content: Content, folder: Path, figures: Path) -> None:
+    """report.tex and references.bib into `folder`; `figures` lies below it and holds the PDFs."""
+    drawings = [
+        drawing for drawing in report.figures(content)
+        if (figures / f"{drawing.name}.pdf").exists()
+    ]  # fmt: skip
+    text = render(content, placed_figures(content.chapters, drawings, figures, folder))
+    (folder / "report.tex").write_text(text, encoding="utf-8")
+    (folder / BIBLIOGRAPHY).write_text(_data(BIBLIOGRAPHY), encoding="utf-8")
+
+
+def render(content: Content, placed: dict[str, list[Placed]]) -> str:
+    environment = Environment(
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=False,  # it would escape for HTML
+    )
+    return environment.from_string(_data(TEMPLATE)).render(
+        title=prose.tex(content.about.title),
+        date=prose.tex(content.about.date),
+        authors=_authors(content.about),
+        abstract=prose.tex(content.about.abstract),
+        size=_size(content),
+        headline=_headline(content),
+        settings=_settings(content.chapters),
+        results=results(content.chapters, placed),
+        audit=audit.checked(content.audit),
+        faults=audit.faults(content.audit),
+        verdict=audit.verdict(content.audit),
+        verdicts=_verdicts(content),
+        limits=_limits(content),
+        tuned=prose.tex(captions.tuned(content.chapters)),
+        limit=prose.number(DECIDED),
+        fewest=prose.number(FEWEST),
+    )
+
+
+def _data(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _authors(about: About) -> list[dict[str, str]]:
+    """One entry for each affiliation, with its people and their IDs."""
+    together: dict[str, list[str]] = {}
+    for author in about.authors:
+        known = f" ({prose.tex(author.id)})" if author.id else ""
+        together.setdefault(author.affiliation, []).append(prose.tex(author.name) + known)
+    return [
+        {"names": prose.joined(names), "affiliation": prose.tex(affiliation)}
+        for affiliation, names in together.items()
+    ]
+
+
+def _size(content: Content) -> str:
+    seeds = {run.seed for run in content.runs}
+    return (
+        f"{prose.counted(len(content.runs), 'finished run')} in "
+        f"{prose.counted(len(content.chapters), 'setting')} with "
+        f"{prose.counted(len(seeds), 'seed')}"
+    )
+
+
+def _headline(content: Content) -> str:
+    for chapter in content.chapters:
+        if chapter.headline:
+            return f"On {prose.tex(chapter.setting)}, {prose.models(chapter.headline)}"
+    return ""
+
+
+def _settings(chapters: Sequence[Chapter]) -> dict[str, Any]:
+    """Rows of a table with a column for each of the first settings."""
+    shown = chapters[:COLUMNS]
+    rows = [
+        [words, *(_values(chapter.facts.get(name, [])) for chapter in shown)]
+        for name, words in FACTS.items()
+        if any(chapter.facts.get(name) for chapter in shown)
+    ]
+    left_out = [prose.tex(chapter.setting) for chapter in chapters[COLUMNS:]]
+    return {
+        "names": [prose.tex(chapter.setting) for chapter in shown],
+        "rows": rows,
+        "width": f"{0.55 / max(1, len(shown)):.3f}",  # of a column, as a share of the page's
+        "left_out": left_out,
+    }
+
+
+def _values(values: Sequence[float | str]) -> str:
+    told = [prose.tex(v) if isinstance(v, str) else prose.number(v) for v in values]
+    if len(told) > VALUES:
+        told = [*told[: VALUES - 2], r"\dots", told[-1]]
+    return ", ".join(told) or "--"
+
+
+def _verdicts(content: Content) -> list[str]:
+    """What is decided, table by table."""
+    told = []
+    for chapter in content.chapters:
+        where = f" ({prose.tex(chapter.setting)})" if len(content.chapters) > 1 else ""
+        texts = [text for grid in chapter.grids if (text := differences.verdict(grid))]
+        told += [f"{text}{where}" for text in texts]
+    rest = len(told) - VERDICTS
+    more = [f"{prose.counted(rest, 'more table')} in the HTML page"] if rest > 0 else []
+    return [*told[:VERDICTS], *more]
+
+
+def _limits(content: Content) -> str:
+    cells = captions.cells(*(grid for c in content.chapters for grid in captions.grids(c)))
+    few = sum(len(cell.seeds) < FEWEST for cell in cells)
+    told = []
+    if few:
+        told.append(
+            f"Of {prose.counted(len(cells), 'number')} in the tables, {prose.number(few)} "
+            f"{'comes' if few == 1 else 'come'} from $n < {prose.number(FEWEST)}$ seeds, "
+            "which decide nothing."
+        )
+    if content.unfinished:
+        told.append(f"{prose.counted(len(content.unfinished), 'run')} did not finish and count "
+                    "for nothing.")  # fmt: skip
+    return " ".join(told)

@@ -1,0 +1,121 @@
+"""Learning curves over seeds: validation accuracy, and what clients did to each other, by round."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from fedlens.reporting.study import labels
+from fedlens.reporting.study.comparison import Comparison
+from fedlens.reporting.study.content import Curve, CurveSet, Observation
+from fedlens.reporting.study.runs import Method, Record, Run, megabytes
+from fedlens.reporting.study.statistics import estimate
+
+POINTS = 150  # of a curve at most: more are thinner than a line
+OBSERVED = ("drift", "cosine", "sign_agreement")
+
+
+def curve_set(comparison: Comparison) -> CurveSet | None:
+    """The curves of a table's methods; None where nothing was trained."""
+    grid = comparison.grid
+    named = {
+        cell_label(grid.rows, grid.columns, place): method
+        for place, method in comparison.methods.items()
+        if labels.trains(method)
+    }
+    if not named:
+        return None
+    central = not any(labels.federated(method) for method in named.values())
+    return CurveSet(
+        name=grid.name,
+        chapter=grid.chapter,
+        title=grid.title,
+        unit="epoch" if central else "round",
+        curves=[curve(label, method) for label, method in named.items()],
+        observations=[
+            observation(label, method)
+            for label, method in named.items()
+            if labels.federated(method)
+        ],
+    )  # fmt: skip
+
+
+def curve(label: str, method: Method) -> Curve:
+    unit = _unit(method)
+    seen = [
+        {r[unit]: 100 * r["validation"]["top1"] for r in run.metrics if "validation" in r}
+        for run in method.runs
+    ]
+    units = _thinned(sorted(set.intersection(*(set(values) for values in seen))))
+    found = [estimate([values[number] for values in seen]) for number in units]
+    sent, each = [_sent(run) for run in method.runs], _steps(method)
+    return Curve(
+        label=label,
+        runs=[run.name for run in method.runs],
+        unit=units,
+        steps=[number * each for number in units] if each else [],
+        megabytes=[fmean(run[number] for run in sent) for number in units if all(sent)],
+        mean=[value.mean for value in found],
+        half=[value.half for value in found],
+    )
+
+
+def observation(label: str, method: Method) -> Observation:
+    rounds = [
+        {r["round"]: r for r in run.metrics if any(name in r for name in OBSERVED)}
+        for run in method.runs
+    ]
+    shared = _thinned(sorted(set.intersection(*(set(records) for records in rounds))))
+    drift, cosine, agreement = (
+        [_mean([records[number] for records in rounds], name) for number in shared]
+        for name in OBSERVED
+    )
+    return Observation(
+        label=label,
+        runs=[run.name for run in method.runs],
+        round=shared,
+        drift=drift,
+        cosine=cosine,
+        sign_agreement=agreement,
+    )
+
+
+def _mean(records: Sequence[Record], name: str) -> float | None:
+    found = [record.get(name) for record in records]
+    known = [float(value) for value in found if value is not None]
+    return sum(known) / len(known) if len(known) == len(found) else None
+
+
+def cell_label(rows: Sequence[str], columns: Sequence[str], place: tuple[str, str]) -> str:
+    """As few words as tell the cells of the table apart."""
+    row, column = place
+    said = [row if len(rows) > 1 else "", column if len(columns) > 1 else ""]
+    return ", ".join(word for word in said if word) or row
+
+
+def _unit(method: Method) -> str:
+    return "round" if labels.federated(method) else "epoch"
+
+
+def _steps(method: Method) -> int | None:
+    """Of central training in an epoch, or of a client in a round; None in records without it."""
+    if labels.federated(method):
+        return int(method.get("federated.local_steps"))
+    told = [record["steps"] for record in method.runs[0].metrics if "steps" in record]
+    return int(told[0]) if told else None
+
+
+def _sent(run: Run) -> dict[int, float]:
+    """Round → megabytes sent so far, both ways; empty for central training."""
+    total, found = run.megabytes_before, {}
+    for record in run.metrics:
+        if "round" in record:
+            total += megabytes(record)
+            found[record["round"]] = total
+    return found
+
+
+def _thinned(units: list[int]) -> list[int]:
+    """At most POINTS of them, the first and the last among them."""
+    if len(units) <= POINTS:
+        return units
+    stride = (len(units) - 1) / (POINTS - 1)
+    return [units[round(place * stride)] for place in range(POINTS)]

@@ -1,0 +1,1 @@
+"""What is kept on disk: run folders, records, checkpoints, manifests, trackers."""

@@ -1,0 +1,1 @@
+"""Many runs: what a suite consists of, what it costs, who carries it out."""

@@ -1,0 +1,526 @@
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from importlib.resources import files
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedlens.config import checks as validate_module
+from fedlens.config.checks import validate
+from fedlens.config.compose import (
+    amend,
+    changed,
+    command,
+    compose,
+    documentation,
+    experiments,
+    load,
+    to_yaml,
+    word,
+)
+from fedlens.config.identity import essence, run_name
+from fedlens.config.options import groups, options
+from fedlens.config.schema import (
+    Config,
+    FederatedConfig,
+    MergeConfig,
+    cohort_size,
+    keys,
+    rounds,
+    unit,
+)
+from fedlens.errors import FedlensError
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("train.lrr=0.1", "Unknown config key 'train.lrr': did you mean 'train.lr'"),
+        ("lr=0.1", "Unknown config key 'lr'"),
+        ("+train.extra=1", "keys are fixed"),
+        ("~seed", "keys are fixed"),
+        ("train.lr=fast", "train.lr: Value 'fast'"),
+        ("train.lr=null", "train.lr: field 'train.lr' is not Optional"),
+        ("train.lr=-1", "train.lr=-1.0 must be positive"),
+        ("train.lr=[1", "not of the form key=value"),
+        ("nonsense", "not of the form key=value"),
+        ("backbone=vit_tinny", "did you mean 'vit_tiny'"),
+        ("head=ridgy", "did you mean 'ridge'"),
+        ("train=7", "train=7 is unknown: choose from full, head"),
+        ("train.what=last_block:2", "did you mean 'last_blocks:N'"),
+        ("train.what=last_blocks:0", "at least 1"),
+        ("train.schedule.name=cosinus", "did you mean 'cosine'"),
+        ("train.precision=fp16", "choose from amp, fp32"),
+        ("train.momentum=1", r"must lie in \[0, 1\)"),
+        ("train.batch_size=0", "at least 1"),
+        ("data.validation=1", r"must lie in \[0, 1\)"),
+        ("data.validation=0", "evaluate.select=last"),
+        ("backbone.freeze_blocks=-1", "0 or more"),
+        ("head.dropout=1", r"\[0, 1\)"),
+        ("evaluate.test=maybe", "evaluate.test: Value 'maybe'"),
+        ("evaluate.select=test", "evaluate.select=test is unknown: did you mean"),
+        ("experiment=ridge", "first word"),
+        ("device=tpu", "device=tpu is unknown"),
+        ("seed=-1", "0 or more"),
+        ("checkpoint.keep_last=0", "at least 1"),
+        ("run.name=../up", "one plain folder name"),
+        ("run.name=/tmp/x", "one plain folder name"),
+        ("run.name=..", "one plain folder name"),
+        ("seed=1,2", "one value per key"),
+        ("data=cifar100,synthetic", "one value per key"),
+        ("backbone=timm", "needs a name"),
+        ("device=auto:1", "device=auto:1 is unknown"),
+        ("train.lr=inf", "finite"),
+        ("augment.crop_padding=-1", "0 or more"),
+        ("augment.colour_jitter=1.5", r"must lie in \[0, 1\]"),
+        ("augment.randaugment=-1", "0 or more"),
+        ("augment.magnitude=31", r"must lie in \[0, 30\]"),
+        ("partition=dirichlett", "partition=dirichlett is unknown: did you mean 'dirichlet'"),
+        ("partition.name=clases", "partition=clases is unknown: did you mean 'classes'"),
+        ("algorithm=fedavgg", "algorithm=fedavgg is unknown: did you mean 'fedavg"),
+        ("algorithm.aggregator=meen", "algorithm.aggregator=meen is unknown: did you mean 'mean'"),
+        ("algorithm.server=adm", "algorithm.server=adm is unknown: did you mean 'adam'"),
+        ("engine=paralel", "engine=paralel is unknown: did you mean 'parallel'"),
+        ("engine.name=seriell", "engine=seriell is unknown: did you mean 'serial'"),
+        ("engine.workers=0", "engine.workers must be at least 1"),
+        ("engine.threads_per_client=0", "engine.threads_per_client must be at least 1"),
+        ("federated.clients=0", "federated.clients must be at least 1"),
+        ("federated.client=5", "did you mean 'federated.clients'"),
+        ("federated.participation=0", r"federated.participation must lie in \(0, 1\]"),
+        ("federated.participation=2", r"federated.participation must lie in \(0, 1\]"),
+        ("federated.participation=nan", r"federated.participation must lie in \(0, 1\]"),
+        ("federated.local_steps=0", "federated.local_steps must be at least 1"),
+        ("federated.fewest_local_steps=5", "federated.fewest_local_steps must lie between 1 and"),
+        ("federated.fewest_local_steps=0", "federated.fewest_local_steps must lie between 1 and"),
+        ("federated.rounds=foo", "federated.rounds=foo must be auto, or 0 or more"),
+        ("federated.rounds=-1", "federated.rounds=-1 must be auto, or 0 or more"),
+        ("federated.local_step_budget=0", "federated.local_step_budget must be at least 1"),
+        ("federated.dropout=1", r"federated.dropout must lie in \[0, 1\)"),
+        ("federated.dropout=-0.1", r"federated.dropout must lie in \[0, 1\)"),
+        ("partition.classes_per_client=0", "partition.classes_per_client must be at least 1"),
+        ("partition.alpha=0", "partition.alpha must be positive"),
+        ("partition.alpha=nan", "partition.alpha must be positive"),
+        ("partition.sigma=-1", "partition.sigma must be 0 or more"),
+        ("partition.min_size=0", "partition.min_size must be at least 1"),
+        ("algorithm.proximal=-1", "algorithm.proximal must not be negative"),
+        ("algorithm.proximal=nan", "algorithm.proximal must not be negative"),
+        ("algorithm.trim=0.5", r"algorithm.trim must lie in \[0, 0.5\)"),
+        ("algorithm.clip_norm=0", "algorithm.clip_norm must be positive"),
+        ("algorithm.server_lr=0", "algorithm.server_lr must be positive"),
+        ("algorithm.server_momentum=1", r"algorithm.server_momentum must lie in \[0, 1\)"),
+        ("algorithm.server_beta2=1", r"algorithm.server_beta2 must lie in \[0, 1\)"),
+        ("algorithm.server_tau=0", "algorithm.server_tau must be positive"),
+        ("privacy.name=centrall", "did you mean 'central'"),
+        ("privacy.clip_norm=0", "privacy.clip_norm must be positive"),
+        ("privacy.noise_multiplier=inf", "privacy.noise_multiplier must be positive and finite"),
+        ("privacy.epsilon=1", "privacy.epsilon, of one release, must lie between 0 and 1"),
+        ("privacy.delta=0", "privacy.delta must lie between 0 and 1"),
+        ("privacy.reach=0", "privacy.reach must be positive"),
+        ("privacy.secure=true", "privacy goes through Flower"),
+    ],
+)
+def test_bad_overrides_are_one_sentence(override: str, complaint: str) -> None:
+    with pytest.raises(FedlensError, match=complaint) as caught:
+        compose("centralized", [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_experiment_is_suggested() -> None:
+    with pytest.raises(FedlensError, match="did you mean 'centralized'"):
+        compose("centralised", [])
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_every_experiment_composes_and_documents_itself(name: str) -> None:
+    config = compose(name, [])
+    assert config.experiment == name
+    entry = next(e for e in experiments() if e.name == name)
+    for said in (f"command: fedlens run {name}", "cost:", "expect:"):
+        assert said in entry.documentation
+
+
+@pytest.mark.parametrize("group", [g for g in groups() if g != "experiment"])
+def test_every_option_of_every_group_composes(group: str) -> None:
+    for option in options(group):
+        if (group, option) != ("backbone", "timm"):
+            compose("fedavg_iid", [f"{group}={option}"])
+
+
+def test_any_timm_backbone_can_be_named() -> None:
+    config = compose("centralized", ["backbone=timm:resnet18.a1_in1k"])
+    assert config.backbone.name == "timm:resnet18.a1_in1k"
+
+
+def test_the_issue_s_own_example() -> None:
+    words = ["train.lr=0.01", "backbone=vit_tiny", "data=cifar100", "seed=1"]
+    config = compose("centralized", words)
+    assert (config.train.lr, config.backbone.name, config.seed) == (0.01, "vit_tiny", 1)
+
+
+def test_a_config_survives_its_file(tmp_path) -> None:
+    config = compose("ridge", ["seed=3", "train.clip_norm=0.5"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load(path) == config
+    path.write_text(to_yaml(config) + "extra: 1\n")
+    with pytest.raises(FedlensError, match="not a config of this version"):
+        load(path)
+    for nonsense in ("", "- 1\n"):
+        path.write_text(nonsense)
+        with pytest.raises(FedlensError, match="names no experiment"):
+            load(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FedlensError, match="not a config of this version"):
+        load(path)
+    path.write_text("]")
+    with pytest.raises(FedlensError, match="not a config of this version"):
+        load(path)
+
+
+def test_the_name_says_what_the_run_is_and_changes_with_what_decides_it() -> None:
+    config = compose("centralized", ["backbone=vit_tiny", "data.root=/somewhere", "seed=4"])
+    assert run_name(config).startswith("centralized_cifar100_vit_tiny-224px_linear-full_s4_")
+    elsewhere = compose("centralized", ["backbone=vit_tiny", "seed=4", "threads=1", "device=cpu"])
+    assert run_name(elsewhere) == run_name(config)
+    slower = replace(config, train=replace(config.train, lr=1e-5))
+    assert run_name(slower) != run_name(config)
+    subset = replace(config, data=replace(config.data, train_per_class=5))
+    assert "cifar100-subset" in run_name(subset)
+    named = replace(config, run=replace(config.run, name="mine"))
+    assert run_name(named) == "mine"
+
+
+def test_the_essence_ignores_where_weights_lie_but_not_which() -> None:
+    def with_weights(path: str) -> Config:
+        return compose("centralized", [f"backbone.weights={path}"])
+
+    assert essence(with_weights("/a/x.pth")) == essence(with_weights("/b/x.pth"))
+    assert essence(with_weights("/a/x.pth")) != essence(with_weights("/a/y.pth"))
+
+
+def test_closed_form_heads_need_validation_or_given_numbers() -> None:
+    common = ["data.validation=0", "evaluate.select=last"]
+    with pytest.raises(FedlensError, match=r"head\.temperature"):
+        compose("ridge", common)
+    compose("ridge", [*common, "head.temperature=20", "head.ridge_lambda=100"])
+
+
+def test_all_keys_are_listed_once() -> None:
+    found = list(keys())
+    assert len(found) == len(set(found))
+    assert {"seed", "train", "train.lr", "train.schedule.warmup"} <= set(found)
+    validate(Config())
+
+
+def test_a_begun_run_may_move_but_not_change() -> None:
+    config = compose("ridge", ["seed=3"])
+    moved = amend(config, ["data.root=/content", "threads=3", "checkpoint.minutes=1", "device=cpu"])
+    assert (moved.data.root, moved.threads, moved.checkpoint.minutes) == ("/content", 3, 1.0)
+    assert run_name(moved) == run_name(config)
+    assert amend(config, ["tracker=tensorboard"]).tracker.name == "tensorboard"
+    for override in ("train.lr=1", "seed=4", "backbone=vit_tiny", "run.name=other"):
+        with pytest.raises(FedlensError, match="cannot be changed"):
+            amend(config, [override])
+    with pytest.raises(FedlensError, match=r"did you mean 'checkpoint\.every'"):
+        amend(config, ["checkpoint.ever=1"])
+    with pytest.raises(FedlensError, match="could not be converted"):
+        amend(config, ["threads=many"])
+
+
+def test_a_begun_run_may_change_its_engine() -> None:
+    config = compose("fedavg_iid", [])
+    moved = amend(config, ["engine=parallel", "engine.workers=3"])
+    assert (moved.engine.name, moved.engine.workers) == ("parallel", 3)
+    assert run_name(moved) == run_name(config)
+    with pytest.raises(FedlensError, match="engine=paralel is unknown: did you mean 'parallel'"):
+        amend(config, ["engine=paralel"])
+    for override in ("federated.rounds=7", "algorithm=scaffold", "partition.alpha=1"):
+        with pytest.raises(FedlensError, match="cannot be changed"):
+            amend(config, [override])
+
+
+def test_the_names_a_config_knows_are_the_rows_of_the_tables() -> None:
+    """The config loads no torch, so it cannot ask the tables themselves."""
+    from fedlens.arithmetic import merging
+    from fedlens.data import partition
+    from fedlens.federated import aggregation, server
+    from fedlens.sparse import calibration, fisher, masks, voting
+
+    assert set(validate_module.PARTITIONS) == set(partition.TABLE) == set(options("partition"))
+    assert set(validate_module.AGGREGATORS) == set(aggregation.TABLE)
+    assert set(validate_module.SERVERS) == set(server.TABLE)
+    assert set(validate_module.ENGINES) == set(options("engine"))
+    assert {"average", *validate_module.MERGES} == set(merging.TABLE)
+    for names, table in [
+        (validate_module.RULES, masks.RULES),
+        (validate_module.SCOPES, masks.SCOPES),
+        (validate_module.METHODS, calibration.METHODS),
+        (validate_module.LABELS, fisher.LABELS),
+        (validate_module.TARGETS, fisher.TARGETS),
+        (validate_module.VOTES, voting.VOTES),
+    ]:
+        assert set(names) == set(table)
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "size"),
+    [
+        (100, 0.1, 10),
+        (100, 0.07, 7),  # 0.07 · 100 is 7.000000000000001
+        (100, 0.29, 29),  # 0.29 · 100 is 28.999999999999996
+        (100, 0.101, 11),
+        (10, 0.25, 3),
+        (100, 1e-6, 1),
+        (1, 0.5, 1),
+        (37, 1.0, 37),
+    ],
+)
+def test_a_cohort_is_the_share_rounded_up(clients: int, participation: float, size: int) -> None:
+    assert cohort_size(FederatedConfig(clients, participation)) == size
+
+
+@pytest.mark.parametrize(("clients", "participation"), [(100, 0.3), (100, 0.6), (7, 0.5)])
+def test_turns_that_do_not_come_out_even_are_refused(clients: int, participation: float) -> None:
+    words = [f"federated.clients={clients}", f"federated.participation={participation}"]
+    assert compose("fedavg_iid", words)
+    with pytest.raises(FedlensError, match="equally many clients that add up to all"):
+        compose("fedavg_iid", [*words, "algorithm=turns"])
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation"),
+    [(2, 1.0), (3, 1.0), (100, 0.02), (100, 0.021), (7, 3 / 7), (1023, 1.0), (1024, 1.0)],
+)
+def test_the_clients_of_a_secure_sum_are_counted_before_anything_loads(
+    clients: int, participation: float
+) -> None:
+    pytest.importorskip("flwr")
+    from fedlens.federated.flower.secure_aggregation import FEWEST, MOST
+
+    words = [f"federated.clients={clients}", f"federated.participation={participation}"]
+    words += ["engine=flower_simulation", "privacy.secure=true"]
+    if FEWEST <= cohort_size(FederatedConfig(clients, participation)) <= MOST:
+        assert compose("quickstart_fedavg", words).privacy.secure
+    else:
+        with pytest.raises(FedlensError, match=f"needs from {FEWEST} to {MOST} clients in each"):
+            compose("quickstart_fedavg", words)
+
+
+def test_a_config_is_composed_without_torch() -> None:
+    program = (
+        "import sys; from fedlens.config.compose import compose; compose('fedavg_iid', []); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+MERGE = asdict(MergeConfig())
+ALGORITHMS = {
+    "fedavg": {},
+    "fedprox": {"proximal": 0.01},
+    "scaffold": {"scaffold": True},
+    "fedavgm": {"server": "momentum"},
+    "fedadam": {"server": "adam", "server_lr": 0.01},
+    "fedyogi": {"server": "yogi", "server_lr": 0.01},
+    "fednova": {"aggregator": "normalised_mean"},
+    "turns": {"cohorts": "turns"},
+    "turns_ties": {"cohorts": "turns", "aggregator": "ties"},
+    "median": {"aggregator": "median"},
+    "trimmed_mean": {"aggregator": "trimmed_mean"},
+    "norm_clipping": {"aggregator": "clipped_mean"},
+    "task_arithmetic": {"aggregator": "task_arithmetic", "merge": MERGE | {"scale": 0.1}},
+    "ties": {"aggregator": "ties"},
+    "dare": {"aggregator": "dare"},
+    "breadcrumbs": {"aggregator": "breadcrumbs"},
+    "consensus": {"aggregator": "consensus", "merge": MERGE | {"threshold": 0.1}},
+}
+
+
+def test_every_algorithm_differs_from_fedavg_as_its_name_says() -> None:
+    plain = asdict(compose("fedavg_iid", []).algorithm)
+    assert plain["name"] == "fedavg"
+    assert set(ALGORITHMS) == set(options("algorithm"))
+    for name, expected in ALGORITHMS.items():
+        found = asdict(compose("fedavg_iid", [f"algorithm={name}"]).algorithm)
+        differing = {key: value for key, value in found.items() if value != plain[key]}
+        assert differing == ({"name": name} if name != "fedavg" else {}) | expected
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "what", "head"),
+    [
+        ("fedavg_iid", "iid", "full", "linear"),
+        ("fedavg_noniid", "classes", "full", "linear"),
+        ("federated_head", "iid", "head", "linear"),
+        ("federated_ridge", "iid", "head", "ridge"),
+    ],
+)
+def test_the_federated_experiments(name: str, partition: str, what: str, head: str) -> None:
+    config = compose(name, [])
+    assert (config.partition.name, config.train.what, config.head.name) == (partition, what, head)
+    assert (config.federated.clients, config.federated.participation) == (100, 0.1)
+    assert (unit(config), rounds(config)) == ("round", 500)
+    assert unit(compose("centralized", [])) == "epoch"
+
+
+@pytest.mark.parametrize("name", ["sparse_centralized", "sparse_fedavg", "quickstart_sparse"])
+def test_the_sparse_experiments_freeze_a_closed_form_head(name: str) -> None:
+    config = compose(name, [])
+    assert (config.head.name, config.head.freeze, config.train.what) == ("ridge", True, "full")
+    assert (config.sparse.density, config.sparse.rule) == (0.1, "least_sensitive")
+    assert "_least-sensitive-0.1_" in run_name(config)
+    assert "sensitive" not in run_name(compose(name, ["sparse.density=null"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["sparse.density=0"], "density=0.0 must lie in"),
+        (["sparse.density=1.5"], "it is the fraction trained"),
+        (["sparse.rule=least_senstive"], "did you mean 'least_sensitive'"),
+        (["sparse.scope=layer"], "sparse.scope=layer is unknown"),
+        (["sparse.labels=drawn"], "sparse.labels=drawn is unknown"),
+        (["sparse.voting=union"], "sparse.voting is among clients"),
+        (["sparse.source=clients", "federated.clients=null"], "source=clients needs clients"),
+        (["sparse.clients=101", "sparse.source=clients"], "sparse.clients=101 are more than"),
+        (["sparse.rounds=0"], "sparse.rounds must be at least 1"),
+        (["train=head"], "masks the backbone, which train.what=head leaves"),
+        (["data.validation=0", "head.temperature=1", "head.ridge_lambda=1",
+          "evaluate.select=last"], "nothing to calibrate on"),
+        (["algorithm=ties", "algorithm.merge.density=0"], "merge.density must lie in"),
+        (["head.steps=0"], "head.steps must be at least 1"),
+        (["federated.keep_updates=-1"], "keep_updates must be 0 or more"),
+    ],
+)  # fmt: skip
+def test_impossible_sparse_settings_are_refused(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(FedlensError, match=complaint):
+        compose("sparse_fedavg", overrides)
+
+
+def test_the_name_of_a_federated_run_says_how_it_is_federated() -> None:
+    name = run_name(compose("fedavg_noniid", ["algorithm=scaffold", "federated.local_steps=8"]))
+    assert "_classes10_scaffold-J8_s0_" in name
+    dirichlet = ["partition=dirichlet", "partition.alpha=0.1"]
+    assert "_dirichlet0.1_fedavg-J4_" in run_name(compose("fedavg_iid", dirichlet))
+    assert "fedavg" not in run_name(compose("centralized", []))
+    assert run_name(compose("fedavg_iid", ["engine=parallel"])) == (
+        run_name(compose("fedavg_iid", ["engine=serial"]))
+    )
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 2000), (4, 500), (16, 125), (3, 667)])
+def test_rounds_follow_from_the_budget_of_local_steps(steps: int, expected: int) -> None:
+    assert rounds(compose("fedavg_iid", [f"federated.local_steps={steps}"])) == expected
+    assert rounds(compose("fedavg_iid", [f"federated.local_steps={steps}",
+                                         "federated.rounds=7"])) == 7  # fmt: skip
+
+
+def test_a_run_that_is_not_tested_is_another_run_and_has_no_test_curve() -> None:
+    untested = compose("centralized", ["evaluate.test=false"])
+    assert run_name(untested) != run_name(compose("centralized", []))
+    with pytest.raises(FedlensError, match=r"leave evaluate\.test_curve out"):
+        compose("centralized", ["evaluate.test=false", "evaluate.test_curve=true"])
+
+
+TOLD = [
+    ["seed=3", "train.lr=1e-5", "train.clip_norm=0.5", "threads=1", "data.root=/somewhere"],
+    ["backbone=vit_tiny", "data=synthetic", "train.nesterov=true", "data.train_per_class=7"],
+    ["algorithm=consensus", "engine=parallel", "backbone.weights='/a b/x=1,2.pth'"],
+]
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(options("experiment"))))
+def test_a_command_gives_its_config_again(place: int, name: str) -> None:
+    config = compose(name, TOLD[place % len(TOLD)])
+    said = command(config)
+    assert said[:3] == ["fedlens", "run", name]
+    assert essence(compose(name, said[3:])) == essence(config)
+    assert not any(one.startswith(("threads", "data.root", "engine")) for one in said)
+
+
+def test_a_command_says_only_what_its_experiment_does_not() -> None:
+    config = compose("quickstart", ["train.lr=0.1", "run.name=it", "seed=2"])
+    assert command(config) == ["fedlens", "run", "quickstart", "seed=2"]
+    named = compose("ridge", ["backbone=timm:resnet18.a1_in1k", "head.temperature=2"])
+    assert "backbone.name=timm:resnet18.a1_in1k" in command(named)
+    assert "head.temperature=2.0" in command(named)
+    undone = compose("sparse_fedavg", ["sparse.density=null", "federated.clients=5"])
+    assert {"sparse.density=null", "federated.clients=5"} <= set(command(undone))
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()))
+@example("null")
+@example("1e-3")
+@example("it's \\'here\\")
+@example(["a", 1, None, "b,c"])
+def test_a_word_is_read_as_the_value_it_was_made_of(value: object) -> None:
+    if isinstance(value, str) and ("${" in value or not value.isprintable()):
+        return  # OmegaConf's own, and what no command line holds
+    parsed = OverridesParser.create().parse_override(f"key={word(value)}")
+    assert parsed.value() == value
+    assert type(parsed.value()) is type(value)
+
+
+def test_an_experiment_may_be_a_file(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "# @package _global_\n# Mine.\n#\n# cost: none\n"
+        "defaults:\n  - /experiment/quickstart\n  - override /head: ridge\ntrain: {lr: 0.5}\n"
+    )
+    found = compose(str(path), ["seed=3", "head.temperature=2"])
+    by_words = compose("quickstart", ["head=ridge", "train.lr=0.5", "seed=3", "head.temperature=2"])
+    assert found == by_words
+    assert documentation(str(path)) == "Mine.\n\ncost: none"
+    path.write_text("train: {lr: 0.5}\n")  # without the line that is for Hydra
+    assert compose(str(path), []) == compose("centralized", ["train.lr=0.5"])
+
+
+@pytest.mark.parametrize("name", ["quickstart_sparse", "fedavg_noniid"])
+def test_a_copy_of_an_experiment_is_that_experiment(name: str, tmp_path) -> None:
+    ours = files("fedlens.config.presets").joinpath("experiment", f"{name}.yaml")
+    (tmp_path / "copy.yml").write_text(ours.read_text())
+    assert compose(str(tmp_path / "copy.yml"), []) == compose(name, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("train: {lrr: 1}", "mine.yaml: train.lrr: Key 'lrr' not in 'TrainConfig'"),
+        ("train: {lr: fast}", "mine.yaml: train.lr: Value 'fast'"),
+        ("train: {lr: -1}", "mine.yaml: train.lr=-1.0 must be positive"),
+        ("lr: 1", "mine.yaml: lr: Key 'lr' not in 'Config'"),
+        ("train: {lr: 1", r"mine.yaml is not a YAML file \(line"),
+        ("- 1", "is not an experiment"),
+        ("", "is not an experiment"),
+        ("\x00", "is not a YAML file"),
+        ("defaults: [/experiment/quickstrt]", "Could not load 'experiment/quickstrt'"),
+        ("defaults: [override /heat: ridge]", "Could not override 'heat'"),
+        ("experiment: mine", "experiment=mine is none of ours"),
+    ],
+)
+def test_a_bad_experiment_file_is_refused_in_a_sentence(
+    text: str, complaint: str, tmp_path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(FedlensError, match=complaint) as caught:
+        compose(str(tmp_path / "mine.yaml"), [])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_file_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(FedlensError, match=r"absent\.yaml cannot be read: No such file"):
+        compose(str(tmp_path / "absent.yaml"), [])
+
+
+def test_a_changed_config_is_checked_like_a_composed_one() -> None:
+    config = compose("quickstart", ["threads=1"])
+    other = changed(config, {"train.lr": 0.3, "train.schedule.name": "step", "head.freeze": True})
+    words = ["threads=1", "train.lr=0.3", "train.schedule.name=step", "head.freeze=true"]
+    assert other == compose("quickstart", words)
+    assert config == compose("quickstart", ["threads=1"])
+    for values in ({"train.lr": -1}, {"train.epochs": 1.5}, {"train.lrr": 1}):
+        with pytest.raises(FedlensError):
+            changed(config, values)

@@ -1,0 +1,224 @@
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import trim_mean
+
+from fedlens import params
+from fedlens.arithmetic import merging
+from fedlens.arithmetic.merging import MergeSettings, merge
+from fedlens.arithmetic.task_vectors import task_vector
+from fedlens.federated.aggregation import TABLE, AggregatorSettings, Contribution
+from fedlens.params import Params
+from fedlens.rng import Stream
+
+CLIENTS = count()
+MERGES = {"task_arithmetic", "ties", "dare", "breadcrumbs", "consensus"}
+STREAMING = ("mean", "clipped_mean", "normalised_mean")
+Found = dict[str, torch.Tensor]
+
+
+def start() -> Found:
+    draw = torch.Generator().manual_seed(0)
+    return {"w": torch.randn(3, 4, generator=draw), "b": torch.randn(5, generator=draw)}
+
+
+def cohort(count: int, seed: int = 0, spread: float = 0.1) -> list[Contribution]:
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for client in range(count):
+        moved = {n: v + spread * torch.randn(v.shape, generator=draw) for n, v in start().items()}
+        squares = sum(float((moved[n] - v).double().square().sum()) for n, v in start().items())
+        examples = int(torch.randint(1, 500, (), generator=draw))
+        steps = 1 + 9 * float(torch.rand((), generator=draw))
+        made.append(Contribution(client, moved, examples, steps, squares**0.5))
+    return made
+
+
+def change(name: str, ones: list[Contribution], begin: Params | None = None, **keys: Any) -> Found:
+    aggregator = TABLE[name](begin or start(), AggregatorSettings(**keys))
+    for one in ones:
+        aggregator.add(one)
+    return aggregator.change()
+
+
+def by_numpy(ones: list[Contribution], rule: Callable[[np.ndarray], np.ndarray]) -> Found:
+    """`rule` maps the clients' values [n, ...] in float64 to one; the start is subtracted."""
+    return {
+        name: torch.from_numpy(
+            rule(np.stack([one.parameters[name].double().numpy() for one in ones]))
+            - value.double().numpy()
+        )
+        for name, value in start().items()
+    }
+
+
+def assert_close(found: Found, expected: Found, tolerance: float = 1e-12) -> None:
+    assert set(found) == set(expected)
+    for name, value in found.items():
+        assert value.dtype == torch.float64
+        torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+
+
+def scalar(value: float, examples: int = 1, steps: float = 1.0) -> Contribution:
+    return Contribution(next(CLIENTS), {"w": torch.tensor([value])}, examples, steps, abs(value))
+
+
+def of_scalars(name: str, ones: list[Contribution], **keys: Any) -> float:
+    return change(name, ones, {"w": torch.zeros(1)}, **keys)["w"].item()
+
+
+cohorts = st.builds(
+    cohort, st.integers(1, 12), st.integers(0, 999), st.sampled_from([1e-4, 0.1, 10.0])
+)
+
+
+@given(cohorts)
+def test_the_mean_is_weighted_by_examples(ones: list[Contribution]) -> None:
+    weights = [one.examples for one in ones]
+    expected = by_numpy(ones, lambda values: np.average(values, axis=0, weights=weights))
+    assert_close(change("mean", ones), expected)
+
+
+@pytest.mark.parametrize("name", TABLE)
+@given(ones=cohorts, seed=st.integers(0, 99))
+def test_the_order_of_clients_does_not_matter(
+    name: str, ones: list[Contribution], seed: int
+) -> None:
+    order = torch.randperm(len(ones), generator=torch.Generator().manual_seed(seed)).tolist()
+    assert_close(change(name, [ones[k] for k in order]), change(name, ones))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_same_order_gives_the_same_bits(name: str) -> None:
+    assert params.digest(change(name, cohort(9))) == params.digest(change(name, cohort(9)))
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in MERGES])
+def test_clients_that_agree_are_followed_and_clients_that_stay_change_nothing(name: str) -> None:
+    agreed = [scalar(0.5, examples, steps=3.0) for examples in (1, 7, 4)]
+    assert of_scalars(name, agreed) == pytest.approx(0.5, rel=1e-12)
+    assert of_scalars(name, [scalar(0.0), scalar(0.0, 3)]) == 0.0
+
+
+def test_the_mean_by_hand() -> None:
+    assert of_scalars("mean", [scalar(1.0, 1), scalar(4.0, 3), scalar(-2.0, 4)]) == 0.625
+
+
+def test_the_clipped_mean_by_hand() -> None:
+    """At most 2 long: (1·1 + 3·2 + 4·(−2))/8."""
+    ones = [scalar(1.0, 1), scalar(4.0, 3), scalar(-8.0, 4)]
+    assert of_scalars("clipped_mean", ones, clip_norm=2.0) == pytest.approx(-1 / 8)
+
+
+@given(cohorts)
+def test_a_clipped_mean_is_no_longer_than_its_limit(ones: list[Contribution]) -> None:
+    found = change("clipped_mean", ones, clip_norm=0.05)
+    assert sum(float(v.square().sum()) for v in found.values()) <= 0.05**2 * (1 + 1e-6)
+    assert_close(change("clipped_mean", ones, clip_norm=1e9), change("mean", ones))
+
+
+def test_the_normalised_mean_by_hand() -> None:
+    """p = (¼, ¾), τ = (2, 4): (¼·2 + ¾·4) · (¼·1/2 + ¾·6/4) = 3.5 · 1.25."""
+    ones = [scalar(1.0, 1, steps=2.0), scalar(6.0, 3, steps=4.0)]
+    assert of_scalars("normalised_mean", ones) == pytest.approx(4.375)
+
+
+@given(cohorts, st.floats(1, 50))
+def test_the_normalised_mean_of_equal_steps_is_the_mean(
+    ones: list[Contribution], steps: float
+) -> None:
+    equal = [replace(one, effective_steps=steps) for one in ones]
+    assert_close(change("normalised_mean", equal), change("mean", equal))
+
+
+@given(cohorts)
+def test_the_normalised_mean_is_fednova_s(ones: list[Contribution]) -> None:
+    total = sum(one.examples for one in ones)
+    shares = np.array([one.examples / total for one in ones])
+    steps = np.array([one.effective_steps for one in ones])
+    expected = {}
+    for name, value in start().items():
+        deltas = [(one.parameters[name].double() - value.double()).numpy() for one in ones]
+        normalised = np.stack(deltas) / steps.reshape(-1, *[1] * value.ndim)
+        expected[name] = torch.from_numpy(
+            (shares * steps).sum() * np.tensordot(shares, normalised, axes=1)
+        )
+    assert_close(change("normalised_mean", ones), expected)
+
+
+@given(cohorts)
+def test_the_median_is_numpy_s_for_odd_and_even_cohorts(ones: list[Contribution]) -> None:
+    assert_close(change("median", ones), by_numpy(ones, lambda values: np.median(values, axis=0)))
+
+
+@given(cohorts, st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.49]))
+def test_the_trimmed_mean_is_scipy_s(ones: list[Contribution], trim: float) -> None:
+    expected = by_numpy(ones, lambda values: trim_mean(values, trim, axis=0))
+    assert_close(change("trimmed_mean", ones, trim=trim), expected)
+
+
+@pytest.mark.parametrize(("name", "least"), [("median", 3), ("trimmed_mean", 4)])
+def test_a_wild_client_does_not_move_a_robust_row(name: str, least: int) -> None:
+    honest = [scalar(1.0 + 0.01 * k) for k in range(least)]
+    found = of_scalars(name, [*honest, scalar(1e30)], trim=0.25)
+    assert 1.0 <= found <= 1.04
+
+
+def elements(thing: Any) -> int:
+    """Of all tensors that can be reached from an object."""
+    if isinstance(thing, torch.Tensor):
+        return thing.numel()
+    if isinstance(thing, dict):
+        return sum(elements(value) for value in thing.values())
+    if isinstance(thing, list | tuple):
+        return sum(elements(value) for value in thing)
+    return elements(vars(thing)) if hasattr(thing, "__dict__") else 0
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_a_streaming_row_holds_one_sum_whatever_the_cohort(name: str) -> None:
+    begin = start()
+    aggregator = TABLE[name](begin, AggregatorSettings())
+    size = elements(begin)
+    for one in cohort(30):
+        aggregator.add(one)
+        assert elements(aggregator) == 2 * size  # the start and the sum
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_a_client_lent_may_change_afterwards(name: str) -> None:
+    expected = change(name, cohort(5))
+    aggregator = TABLE[name](start(), AggregatorSettings())
+    lent = start()
+    for one in cohort(5):
+        params.assign(lent, one.parameters)
+        aggregator.add(replace(one, parameters=lent))
+    params.assign(lent, params.zeros_like(lent))
+    assert params.digest(aggregator.change()) == params.digest(expected)
+
+
+@pytest.mark.parametrize("name", sorted(MERGES))
+def test_a_merge_is_that_of_the_clients_task_vectors(name: str) -> None:
+    ones, settings, stream = cohort(5), MergeSettings(scale=0.7, density=0.5), Stream(3, ("m", 8))
+    expected = merge(
+        name,
+        [task_vector(start(), one.parameters) for one in ones],
+        [one.examples for one in ones],
+        settings=settings,
+        stream=stream,
+        ids=[one.client for one in ones],
+    )
+    found = change(name, ones, merge=settings, stream=stream)
+    assert params.digest(found) == params.digest(expected)
+
+
+def test_every_merge_but_the_average_is_a_row() -> None:
+    assert merging.TABLE.keys() - {"average"} == MERGES
+    assert TABLE.keys() >= MERGES

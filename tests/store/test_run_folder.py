@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from fedlens.errors import FedlensError
+from fedlens.store.run_folder import Journal, RunFolder, find_run, runs
+
+
+def make(root: Path, name: str) -> RunFolder:
+    folder = RunFolder(root / name)
+    folder.path.mkdir(parents=True)
+    folder.config.write_text("seed: 0\n")
+    return folder
+
+
+def test_a_journal_rewinds_to_what_was_synced(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.append({"epoch": 1, "loss": 0.1})
+    length = journal.sync()
+    journal.append({"epoch": 2, "loss": 0.2})
+    journal.rewind(length)
+    journal.append({"epoch": 2, "loss": 0.3})
+    assert journal.read() == [{"epoch": 1, "loss": 0.1}, {"epoch": 2, "loss": 0.3}]
+
+
+def test_a_line_cut_by_a_kill_is_not_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.append({"epoch": 1})
+    with journal.path.open("a") as stream:
+        stream.write('{"epoch": 2, "lo')
+    assert journal.read() == [{"epoch": 1}]
+
+
+def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    with pytest.raises(FedlensError, match="shorter than its checkpoint"):
+        journal.rewind(10)
+
+
+def test_nan_is_not_recorded(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError):
+        journal.append({"loss": float("inf")})
+    assert journal.read() == []
+
+
+def test_states(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run")
+    assert folder.state() == "interrupted"
+    folder.write("failure", {"message": "no space"})
+    assert (folder.state(), folder.failure) == ("failed", "no space")
+    folder.forget_failure()
+    assert folder.state() == "interrupted"
+    with folder.lock():
+        assert folder.state() == "running"
+        with pytest.raises(FedlensError, match="another process"), folder.lock(patience=0):
+            pass
+    folder.write("result", {"test": {}})
+    assert folder.state() == "finished"
+
+
+def test_runs_are_found_by_path_name_and_part(tmp_path: Path) -> None:
+    one, two = make(tmp_path, "ridge_s0"), make(tmp_path, "ridge_s1")
+    (tmp_path / "notes").mkdir()
+    assert set(runs(tmp_path)) == {one, two}
+    assert find_run(str(one.path), Path("nowhere")) == one
+    assert find_run("ridge_s1", tmp_path) == two
+    assert find_run("s1", tmp_path) == two
+    with pytest.raises(FedlensError, match="fits 2 runs: ridge_s0, ridge_s1"):
+        find_run("ridge", tmp_path)
+    with pytest.raises(FedlensError, match="did you mean 'ridge_s0'"):
+        find_run("ridge_s00", tmp_path)
+    with pytest.raises(FedlensError, match="no runs in"):
+        find_run("x", tmp_path / "empty")
+
+
+def test_looking_at_a_run_leaves_no_trace(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run")
+    before = sorted(tmp_path.rglob("*"))
+    assert folder.state() == "interrupted"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_journal_is_one_sentence(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.path.write_text("nonsense\n")
+    with pytest.raises(FedlensError, match="not JSON"):
+        journal.read()
