@@ -1,4 +1,4 @@
-"""Tensors that can always be computed again, kept on disk with a digest of their own bits."""
+"""A disk cache of tensors that can be computed again, each file with a digest of its content."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,19 +21,19 @@ def cached(
     threads: int = 1,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, torch.Tensor]:
-    """What `make` returns, read from `path` if it is there and whole, else made and kept there.
+    """What `make` returns: read from `path` if it is stored there undamaged, else made and stored.
 
-    It is made with one thread, so that its bits do not depend on how many the machine has, or with
-    as many as its path tells. While another process makes it, `check` may raise to give up.
+    It is made with one thread, so that its bits do not depend on the machine; `path` must depend
+    on `threads` if there are more. While another process makes it, `check` may raise to stop.
     """
 
-    def made() -> dict[str, torch.Tensor]:
+    def make_and_store() -> dict[str, torch.Tensor]:
         with limited_threads(threads):
             tensors = make()
         store(path, tensors)
         return tensors
 
-    return files.once(path, find=lambda: recall(path), make=made, check=check)
+    return files.make_once(path, find=lambda: recall(path), make=make_and_store, check=check)
 
 
 def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -42,7 +42,7 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def recall(path: Path) -> dict[str, torch.Tensor] | None:
-    """What was stored at `path`; None if nothing is there, or if it is damaged, with a warning."""
+    """What is stored at `path`; None if there is nothing, or, with a warning, if it is damaged."""
     if not path.exists():
         return None
     try:

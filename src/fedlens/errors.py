@@ -5,7 +5,16 @@ from difflib import get_close_matches
 
 
 class FedlensError(Exception):
-    """Its message is one clear sentence that says what is wrong and what to do."""
+    """A problem that the user can solve; the message says what is wrong and what to do.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> try:
+        ...     fl.partition([0, 1, 0, 1], clients=5)
+        ... except fl.FedlensError as error:
+        ...     print(error)
+        clients=5 is more than the 4 samples: choose clients=4 or fewer.
+    """
 
 
 LISTED = 30  # options in one sentence

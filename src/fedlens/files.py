@@ -1,7 +1,7 @@
-"""Files that survive a kill: a reader sees the old content or the new, never a half.
+"""Atomic writes: after a kill at any moment, a file has its old content or its new one.
 
-Written to a temporary name beside the target, fsynced, renamed; the folder is fsynced too.
-What several processes need is made by one of them while the others wait.
+Content goes to a temporary file next to the target, is fsynced and renamed; the folder is fsynced
+too. What several processes need is made by one of them while the others wait.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from fedlens.errors import FedlensError
 
 TEMPORARY = ".partial-"
-PATIENCE = 0.5  # seconds between two looks at whether waiting still makes sense
+POLL_S = 0.5  # seconds between two checks while another process makes an entry
 
 T = TypeVar("T")
 
@@ -29,23 +29,26 @@ log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """Where downloads and everything recomputable live: FEDLENS_CACHE, else the user's cache."""
-    named = os.environ.get("FEDLENS_CACHE")
-    return Path(named).expanduser() if named else platformdirs.user_cache_path("fedlens")
+    """The folder of downloads and intermediate results: FEDLENS_CACHE, else the user's cache."""
+    folder = os.environ.get("FEDLENS_CACHE")
+    return Path(folder).expanduser() if folder else platformdirs.user_cache_path("fedlens")
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yields a temporary path (create a file or a folder there); on success it becomes `target`.
+def replacing(target: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Yields a temporary path for a file or a folder, which replaces `target` on success.
 
-    On any failure the temporary is removed and what stood at `target` stays.
+    On failure the temporary one is removed and `target` stays as it was. Without `sync` a power
+    failure may lose content: for what is checked when it is read, and can be made again.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid.uuid4().hex[:8]}"
     try:
         yield temporary
-        for part in [*temporary.rglob("*"), temporary] if temporary.is_dir() else [temporary]:
-            _sync(part)
+        if sync:
+            parts = temporary.rglob("*") if temporary.is_dir() else []
+            for part in (*parts, temporary):
+                _sync(part)
         if temporary.is_dir():
             discard(target)
         temporary.replace(target)
@@ -53,7 +56,7 @@ def replacing(target: Path) -> Iterator[Path]:
     except OSError as error:
         _remove(temporary)
         raise FedlensError(
-            f"Could not write {target} ({error.strerror or error}); what was there before is kept: "
+            f"Could not write {target} ({error.strerror or error}); its former content is kept: "
             "free some space or check the permissions, then run the same command again."
         ) from error
     except BaseException:
@@ -62,20 +65,20 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder so that a kill half-way leaves no folder of that name with parts missing."""
+    """Removes a folder; a kill in between leaves no incomplete folder of that name."""
     if folder.exists():
-        doomed = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex[:8]}"
-        folder.replace(doomed)
-        _remove(doomed)
+        renamed = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex[:8]}"
+        folder.replace(renamed)
+        _remove(renamed)
 
 
 def clear_partials(folder: Path, *, of: str | None = None) -> None:
-    """Removes what a kill half-way through `replacing` or `discard` left behind, maybe `of` one."""
+    """Removes temporary files of killed processes: all of a folder, or those of the file `of`."""
     for leftover in folder.glob(f"{TEMPORARY}{of}-*" if of else f"{TEMPORARY}*"):
         _remove(leftover)
 
 
-def once(
+def make_once(
     entry: Path,
     *,
     find: Callable[[], T | None],
@@ -83,35 +86,36 @@ def once(
     check: Callable[[], None] = lambda: None,
     assist: Callable[[], bool] = lambda: False,
 ) -> T:
-    """What `find` finds of `entry`, else what `make` makes and keeps there, one process at a time.
+    """Returns what `find` reads of `entry`; where it is None, what `make` returns and stores.
 
-    A second process waits, then finds it; meanwhile `check` is called, which may raise to give up,
-    and `assist`, which may do a part of what is being made, and says whether there was one to do.
-    What is there is read without the lock, so a cache that can only be read serves too.
+    One process makes an entry at a time. The others wait and then find it. While they wait, `check`
+    is called, which may raise to give up, and `assist`, which may do a part of the work and returns
+    whether there was any left. An existing entry is read without the lock, so a read-only cache
+    works too.
     """
-    found = find()
-    if found is None:
-        with _alone(entry, check, assist):
-            found = find()
-            if found is None:
-                found = make()
-    return found
+    result = find()
+    if result is None:
+        with _locked(entry, check, assist):
+            result = find()
+            if result is None:
+                result = make()
+    return result
 
 
 @contextmanager
-def _alone(entry: Path, check: Callable[[], None], assist: Callable[[], bool]) -> Iterator[None]:
-    """Holds the entry's lock, which the kernel frees if the process dies.
+def _locked(entry: Path, check: Callable[[], None], assist: Callable[[], bool]) -> Iterator[None]:
+    """Holds the entry's lock; the kernel frees the lock of a process that dies.
 
-    Locks lie in a folder of their own and stay: who waits for a removed one waits alone.
+    Lock files are never removed: two processes could lock the removed file and a new one.
     """
     kind, name = entry.parts[-2:]
     lock = FileLock(entry.parent.parent / "locks" / f"{kind}-{name}.lock")
     if not _acquired(lock, 0):
         log.info("Another process is making %s; waiting for it.", entry)
-        patience = PATIENCE
-        while not _acquired(lock, patience):
+        timeout = POLL_S
+        while not _acquired(lock, timeout):
             check()
-            patience = 0 if assist() else PATIENCE
+            timeout = 0 if assist() else POLL_S
     try:
         clear_partials(entry.parent, of=entry.name)
         yield
@@ -119,10 +123,10 @@ def _alone(entry: Path, check: Callable[[], None], assist: Callable[[], bool]) -
         lock.release()
 
 
-def _acquired(lock: FileLock, patience: float) -> bool:
+def _acquired(lock: FileLock, timeout: float) -> bool:
     try:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=patience)
+        lock.acquire(timeout=timeout)
     except Timeout:
         return False
     except OSError as error:
@@ -152,7 +156,7 @@ def sha256(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Flushes a file or a folder to the disk; some systems cannot fsync folders, which is fine."""
+    """Flushes a file or a folder to the disk; not all systems can do that for folders."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:

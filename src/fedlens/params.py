@@ -1,4 +1,4 @@
-"""Parameter maps: name → tensor, the alphabet of everything that learns."""
+"""Parameters of a model as a mapping, name → tensor."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def digest(params: Params) -> str:
 
 
 def copy(params: Params) -> dict[str, torch.Tensor]:
-    """The same values in memory of their own, without gradients."""
+    """A copy without gradients."""
     return {name: value.detach().clone() for name, value in params.items()}
 
 
@@ -28,7 +28,7 @@ def zeros_like(params: Params, dtype: torch.dtype | None = None) -> dict[str, to
 
 
 def assign(target: Params, source: Params) -> None:
-    """Writes the values of `source` into the tensors of `target`; they must match by name."""
+    """Copies the values of `source` into the tensors of `target`; names and shapes must agree."""
     if fault := mismatch(target, source):
         raise ValueError(fault)
     with torch.no_grad():
@@ -36,17 +36,17 @@ def assign(target: Params, source: Params) -> None:
             value.copy_(source[name])
 
 
-def mismatch(expected: Params, given: Params) -> str | None:
-    """What keeps `given` from standing in for `expected`, in words; None if nothing does."""
+def mismatch(expected: Params, actual: Params) -> str | None:
+    """How the names or shapes of two mappings differ, in words; None if they agree."""
     faults = []
-    if missing := sorted(expected.keys() - given.keys()):
+    if missing := sorted(expected.keys() - actual.keys()):
         faults.append(f"missing {_names(missing)}")
-    if unexpected := sorted(given.keys() - expected.keys()):
+    if unexpected := sorted(actual.keys() - expected.keys()):
         faults.append(f"unexpected {_names(unexpected)}")
     faults += [
-        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(expected[name].shape)}"
-        for name in sorted(expected.keys() & given.keys())
-        if given[name].shape != expected[name].shape
+        f"{name} has shape {tuple(actual[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in sorted(expected.keys() & actual.keys())
+        if actual[name].shape != expected[name].shape
     ][:3]
     return "; ".join(faults) or None
 

@@ -1,7 +1,7 @@
-"""Random streams by address: generator(seed, purpose, *ids), never a global state.
+"""Random generators by address: generator(seed, purpose, *ids), without a global state.
 
-A draw depends on *what it is for* (order of epoch 3, crop of step 17, client 42), not on what was
-drawn before it, so a resumed run needs no snapshot of any generator.
+A draw depends on its purpose (order of epoch 3, crop of step 17, client 42), not on earlier draws,
+so a resumed run needs no stored generator state.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ def address(seed: int, purpose: str, *ids: int | str) -> int:
 
 
 def generator(seed: int, purpose: str, *ids: int | str) -> torch.Generator:
-    """A fresh CPU generator: draws are small and made on the CPU, so all devices see the same."""
+    """A new generator on the CPU, so that all devices get the same numbers."""
     return torch.Generator().manual_seed(address(seed, purpose, *ids))
 
 
 @contextmanager
 def scoped(draw: torch.Generator) -> Iterator[None]:
-    """Lends `draw` to library code that can only use torch's global generator, then restores it."""
+    """Seeds torch's global generator from `draw` for code that uses no other, then restores it."""
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=draw)))
     try:
@@ -36,7 +36,7 @@ def scoped(draw: torch.Generator) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stream:
-    """The draws of one actor in one stretch of work: epoch 3, or client 42 in round 7."""
+    """All draws of one part of the work: epoch 3, or client 42 in round 7."""
 
     seed: int
     ids: tuple[int | str, ...]

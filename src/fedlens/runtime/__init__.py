@@ -1,1 +1,1 @@
-"""What a process needs while it works: threads, device, stop requests, progress bars, logs."""
+"""Services of a running process: threads, device, stop requests, progress bars, logs."""

@@ -1,7 +1,7 @@
-"""The allocator: large blocks stay with the process instead of being mapped afresh at every batch.
+"""Keep large memory blocks in the process instead of mapping them again for every batch.
 
-glibc gives blocks above 32 MB back to the system as soon as they are freed; the next batch then
-pays a page fault for every 4 KB of the same memory again.
+glibc returns blocks above 32 MB to the system as soon as they are freed; the next batch then pays
+one page fault per 4 KB for the same memory.
 """
 
 import ctypes
@@ -12,11 +12,11 @@ LARGE = 2**30
 
 
 def keep_large_blocks() -> bool:
-    """Tells glibc to keep and reuse them; elsewhere there is nothing to tell, and False."""
+    """Configure glibc to keep and reuse large blocks; False on other systems."""
     if sys.platform != "linux":
         return False
     try:
-        tell = ctypes.CDLL(None).mallopt
+        set_option = ctypes.CDLL(None).mallopt
     except AttributeError:  # another libc, such as musl
         return False
-    return bool(tell(M_MMAP_THRESHOLD, LARGE) and tell(M_TRIM_THRESHOLD, LARGE))
+    return bool(set_option(M_MMAP_THRESHOLD, LARGE) and set_option(M_TRIM_THRESHOLD, LARGE))

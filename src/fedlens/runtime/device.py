@@ -8,12 +8,12 @@ from fedlens.errors import FedlensError
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the best there is; a device that is not there is refused."""
-    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.mps.is_available()), "cpu": 1}
+    """The torch device of that name; `auto` takes the first of cuda, mps and cpu that exists."""
+    available = {"cuda": torch.cuda.device_count(), "mps": int(torch.mps.is_available()), "cpu": 1}
     if name == "auto":
-        name = next(kind for kind, count in there.items() if count)
+        name = next(kind for kind, count in available.items() if count)
     kind, _, number = name.partition(":")
-    if int(number or 0) >= there[kind]:
+    if int(number or 0) >= available[kind]:
         raise FedlensError(f"device={name} is not available here: use device=auto.")
     if name.startswith("cuda"):  # the same bits every time, where CUDA can
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

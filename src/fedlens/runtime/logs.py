@@ -1,4 +1,4 @@
-"""Where the package's log goes while something runs: `timestamp | level | message`."""
+"""Send the package's log to a handler, as `timestamp | level | message`."""
 
 import logging
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ FORMAT = logging.Formatter("%(asctime)s | %(levelname)s | %(message)s")
 
 @contextmanager
 def logging_to(handler: logging.Handler) -> Iterator[None]:
-    """Sends everything from INFO up to `handler`, in its own format if it has one."""
+    """Send records from INFO up to `handler` while the context lasts, in its own format if set."""
     if handler.formatter is None:
         handler.setFormatter(FORMAT)
     logger = logging.getLogger("fedlens")

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal; where output goes to a file, a line now and then."""
+"""Progress bars on a terminal; log lines at intervals where the output is a file."""
 
 import logging
 import time
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def bar(title: str, stop: StopRequest) -> Iterator[Update]:
-    """Yields `update(done, total)`: it shows progress, and lets a stop request come through."""
-    with _shown(title) as show:
+def progress_bar(title: str, stop: StopRequest) -> Iterator[Update]:
+    """Yield `update(done, total)`, which shows progress and raises if a stop was requested."""
+    with _display_or_log(title) as show:
 
         def update(done: int, total: int) -> None:
             show(done, total)
@@ -38,7 +38,7 @@ def bar(title: str, stop: StopRequest) -> Iterator[Update]:
 
 
 @contextmanager
-def _shown(title: str) -> Iterator[Update]:
+def _display_or_log(title: str) -> Iterator[Update]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(title)
@@ -51,12 +51,12 @@ def _shown(title: str) -> Iterator[Update]:
             progress.remove_task(task)
 
 
-_live: list[Progress] = []  # a terminal has one display: bars within bars are lines of it
+_live: list[Progress] = []  # a terminal has one display: nested bars are further lines of it
 
 
 @contextmanager
 def display(console: Console) -> Iterator[Progress]:
-    """The terminal's one display; a task may say its time left in a field `left`."""
+    """The terminal's display, shared by nested bars; a task may set its time left as `left`."""
     if _live:
         yield _live[0]
         return
@@ -70,20 +70,20 @@ def display(console: Console) -> Iterator[Progress]:
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """What a line was told of its time left, else what its bar's speed says."""
+    """The time left that the task states in its field `left`, else an estimate from its speed."""
 
     def render(self, task: Task) -> Text:
-        told = task.fields.get("left")
-        return super().render(task) if told is None else Text(told)
+        left = task.fields.get("left")
+        return super().render(task) if left is None else Text(left)
 
 
 def _lines(title: str) -> Update:
-    said = time.monotonic()
+    last_line = time.monotonic()
 
     def update(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > LINE_INTERVAL_S:
-            said = time.monotonic()
+        nonlocal last_line
+        if time.monotonic() - last_line > LINE_INTERVAL_S:
+            last_line = time.monotonic()
             log.info("%s: %d of %d", title, done, total)
 
     return update

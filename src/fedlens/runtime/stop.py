@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM as a request: the work in hand is finished, saved, and then left.
+"""Ctrl-C and SIGTERM as a request: the current step is finished and saved before the process stops.
 
-A second signal does not wait.
+A second signal stops it at once.
 """
 
 import signal
@@ -10,20 +10,20 @@ from types import FrameType
 
 
 class Interrupted(Exception):
-    """Work stopped at a safe point because the user or the system asked."""
+    """Work stopped at a safe point, on request of the user or the system."""
 
 
 class Abandoned(Interrupted):
-    """Work stopped at a safe point because its watcher has seen enough."""
+    """Work stopped at a safe point, on request of the function that watches it."""
 
 
 class StopRequest:
-    """Set by a signal; `check` raises at points where stopping is safe."""
+    """Set by a signal; `check` raises `Interrupted` where stopping is safe."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name: str | None = None  # of the signal
 
-    def hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.name:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
@@ -35,19 +35,19 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turns SIGINT and SIGTERM into a stop request while the context lasts.
+    """Turn SIGINT and SIGTERM into a stop request while the context lasts.
 
-    A request that came after the last check is handed to the context around, if there is one.
+    A request that arrives after the last check is passed to the enclosing context, if any.
     """
     request = StopRequest()
     before = {
-        number: signal.signal(number, request.hear) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        around = getattr(before[signal.SIGINT], "__self__", None)
-        if isinstance(around, StopRequest):
-            around.name = around.name or request.name
+        enclosing = getattr(before[signal.SIGINT], "__self__", None)
+        if isinstance(enclosing, StopRequest):
+            enclosing.name = enclosing.name or request.name

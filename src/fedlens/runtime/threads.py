@@ -1,4 +1,4 @@
-"""How many threads torch computes with: their number decides the last bits of a result."""
+"""The number of threads torch computes with; it affects the last bits of a result."""
 
 import os
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ import torch
 
 
 def available() -> int:
-    """Cores this process may use, and torch does: a scheduler may allow fewer than there are."""
-    # Not every system can say it.
+    """Cores that this process may use and torch uses; a scheduler may allow fewer than exist."""
+    # Not every system reports the affinity.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(allowed or 1, torch.get_num_threads())
 
 
 @contextmanager
 def limited_threads(threads: int) -> Iterator[None]:
-    """So many while the context lasts, then as many as before."""
+    """Use this many threads while the context lasts, then as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

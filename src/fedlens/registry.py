@@ -1,0 +1,763 @@
+"""One registry for all that can be chosen by name: functions, their parameters, labels and papers.
+
+A row is written once, as a decorated function or class; its keyword-only arguments are its
+parameters. Checks, help, run names, reference pages and report labels are derived from it. The
+package's own rows are read from their source without importing it, so that no config needs torch.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from math import inf
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from fedlens.errors import FedlensError, suggest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REQUIRED: Any = inspect.Parameter.empty  # the default of a parameter that has none
+
+
+@dataclass(frozen=True)
+class FromTrait:
+    """A default that every row may set by a trait of its own."""
+
+    trait: str
+    otherwise: Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a parameter may take, as an interval: `Range("[0, 0.5)")`, `Range("(0, inf)")`.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> 0.5 in fl.Range("[0, 0.5)")
+        False
+    """
+
+    interval: str
+
+    def __contains__(self, value: float) -> bool:
+        low, high, closed_low, closed_high = self._bounds
+        above = value >= low if closed_low else value > low
+        return above and (value <= high if closed_high else value < high)
+
+    def __str__(self) -> str:
+        low, high, closed_low, _ = self._bounds
+        if high < inf:
+            return f"in {self.interval}"
+        return f"{low:g} or more" if closed_low else "positive" if low == 0 else f"above {low:g}"
+
+    @property
+    def _bounds(self) -> tuple[float, float, bool, bool]:
+        low, high = self.interval[1:-1].split(",")
+        return float(low), float(high), self.interval[0] == "[", self.interval[-1] == "]"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A keyword argument of a row: `Annotated[float, Range("(0, inf)"), "what it does"] = 0.1`."""
+
+    name: str
+    type: Any  # as annotated, without what Annotated adds
+    default: Any = REQUIRED
+    range: Range | None = None
+    help: str = ""
+
+    @property
+    def type_name(self) -> str:
+        if get_origin(self.type) is Literal:
+            return " or ".join(str(option) for option in get_args(self.type))
+        names = ["null" if one is NoneType else getattr(one, "__name__", str(one))
+                 for one in _members(self.type)]  # fmt: skip
+        return " or ".join(names)
+
+    def checked(self, value: Any, where: str = "") -> Any:
+        """`value` as this parameter's type; refuses another type or a number out of range.
+
+        `where` is the config key that the parameter is below; "" means a function's argument.
+        """
+        key = f"{where}.{self.name}" if where else self.name
+        if get_origin(self.type) is Literal:
+            if value not in get_args(self.type):
+                options = suggest(str(value), map(str, get_args(self.type)))
+                raise FedlensError(f"{key}={value} is unknown: {options}")
+            return value
+        members = _members(self.type)
+        if value is None and NoneType in members:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = float(value) if float in members and int not in members else value
+        if Any not in members and not any(_is(value, one) for one in members):
+            raise FedlensError(f"{key}={value} must be {self.type_name}.")
+        if self.range and isinstance(value, int | float) and value not in self.range:
+            raise FedlensError(f"{key}={value} must be {self.range}.")
+        return value
+
+
+class RowSettings(dict[str, Any]):
+    """A row's name and its parameters' values, as a config holds them; keys are attributes too.
+
+    Examples:
+        >>> RowSettings(name="classes", classes_per_client=5).classes_per_client
+        5
+    """
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+    def but(self, **values: Any) -> "RowSettings":
+        """The same with these values."""
+        return RowSettings({**self, **values})
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {key: value for key, value in self.items() if key != "name"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that can be chosen: `make` is the decorated function or class."""
+
+    kind: str
+    name: str
+    label: str  # how reports call it; parameters may stand in it: "Nc={classes_per_client}"
+    paper: str
+    doc: str  # the first paragraph of its docstring
+    parameters: tuple[Parameter, ...]
+    traits: Mapping[str, Any]
+    source: str  # module:name
+    function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        """The function or class itself; a row of the package is imported when it is first used."""
+        if self.function is not None:
+            return self.function
+        module, _, name = self.source.partition(":")
+        found: Callable[..., Any] = getattr(import_module(module), name)
+        return found
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {one.name: one.default for one in self.parameters if one.default is not REQUIRED}
+
+    def checked(self, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+        """All parameters' values: those in `values`, checked, and defaults for the rest.
+
+        `where` is the config key that chooses the row, for error messages; "" means that the
+        values are arguments of a function.
+        """
+        choice, below = (f"{where}={self.name}", f"{where}.") if where else (f"'{self.name}'", "")
+        known = {one.name: one for one in self.parameters}
+        for key in values:
+            if key not in known:
+                raise FedlensError(f"{below}{key} is not read by {choice}: {_reads(self, key)}")
+        for one in self.parameters:
+            if one.name not in values and one.default is REQUIRED:
+                raise FedlensError(f"{choice} needs {below}{one.name} ({one.help}).")
+        return {
+            name: one.checked(values.get(name, one.default), where) for name, one in known.items()
+        }
+
+    def described(self, values: Mapping[str, Any]) -> str:
+        """The label with these values in it."""
+        return self.label.format_map(
+            {key: f"{value:g}" if isinstance(value, float) else value
+             for key, value in {**self.defaults, **values}.items()}
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find, (self.kind, self.name)
+
+
+class Registry:
+    """All rows of one kind; calling it gives the decorator that adds one.
+
+    Examples:
+        >>> sorted(REGISTRIES)[:3]
+        ['aggregator', 'client_optimizer', 'dataset']
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        modules: tuple[str, ...],
+        *,
+        what: str,
+        common: tuple[Parameter, ...] = (),
+        adopts: tuple[str, ...] = (),
+        doc: str = "",
+    ) -> None:
+        """`modules` hold the package's own rows (a package stands for all its modules).
+
+        `common` parameters belong to every row; rows of the kinds in `adopts` count as rows of
+        this one too. `doc` is what `help` shows.
+        """
+        self.kind = kind
+        self.modules = modules
+        self.what = what
+        self.common = common
+        self.adopts = adopts
+        self.__doc__ = doc or type(self).__doc__
+        self.added: dict[str, Row] = {}  # from outside the package
+        REGISTRIES[kind] = self
+
+    def __call__(
+        self, *, label: str, paper: str = "", name: str | None = None, **traits: Any
+    ) -> Callable[[F], F]:
+        """A decorator that adds a function or class; its keyword-only arguments are parameters."""
+
+        def add(function: F) -> F:
+            if not function.__module__.startswith("fedlens."):
+                self._add(_row_of(self, function, label, paper, name, traits))
+            return function
+
+        return add
+
+    def _add(self, row: Row) -> None:
+        taken = self._rows().get(row.name)
+        if taken is not None and taken.source != row.source:
+            raise FedlensError(
+                f"The {self.what} '{row.name}' exists already ({taken.source}): choose another "
+                "name."
+            )
+        self.added[row.name] = row
+
+    def _rows(self) -> dict[str, Row]:
+        found = {row.name: row for row in _written(self.kind)}
+        for kind in self.adopts:
+            found |= {
+                name: replace(row, kind=self.kind, parameters=(*row.parameters, *self.common))
+                for name, row in REGISTRIES[kind]._rows().items()
+                if name not in found and row.traits.get("aggregates", True)
+            }
+        return found | self.added
+
+    def __getitem__(self, name: str) -> Row:
+        rows = self._rows()
+        if name not in rows:
+            raise FedlensError(f"There is no {self.what} '{name}': {suggest(name, list(rows))}")
+        return rows[name]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows().values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._rows())
+
+    def settings(self, given: str | Mapping[str, Any], where: str) -> RowSettings:
+        """A config's choice, complete: the row's name and a checked value of every parameter."""
+        values = {"name": given} if isinstance(given, str) else dict(given)
+        name = values.pop("name", None)
+        if not isinstance(name, str):
+            raise FedlensError(f"{where} names no {self.what}: write {where}=NAME.")
+        if name not in self:
+            raise FedlensError(f"{where}={name} is unknown: {suggest(name, self.names)}")
+        return RowSettings(name=name, **self[name].checked(values, where))
+
+
+REGISTRIES: dict[str, Registry] = {}
+
+
+def find(kind: str, name: str) -> Row:
+    return REGISTRIES[kind][name]
+
+
+# --- a row from a function at hand ---------------------------------------------------------------
+
+
+def _row_of(
+    registry: Registry,
+    function: Callable[..., Any],
+    label: str,
+    paper: str,
+    name: str | None,
+    traits: Mapping[str, Any],
+) -> Row:
+    own = [
+        _parameter(one.name, _annotation(function, one.annotation), one.default)
+        for one in inspect.signature(function).parameters.values()
+        if one.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    return Row(
+        kind=registry.kind,
+        name=name or snake_case(function.__name__),
+        label=label,
+        paper=paper,
+        doc=_first_paragraph(function.__doc__),
+        parameters=(*own, *_common(registry, traits)),
+        traits=dict(traits),
+        source=f"{function.__module__}:{function.__qualname__}",
+        function=function,
+    )
+
+
+def _annotation(function: Callable[..., Any], annotation: Any) -> Any:
+    """Only of parameters: other arguments may be annotated with types that are not imported."""
+    if not isinstance(annotation, str):
+        return annotation
+    of_class = isinstance(function, type)
+    made_by = getattr(function, "__init__") if of_class else inspect.unwrap(function)  # noqa: B009
+    return eval(annotation, getattr(made_by, "__globals__", {}))  # of the row's own module
+
+
+def _common(registry: Registry, traits: Mapping[str, Any]) -> Iterator[Parameter]:
+    for one in registry.common:
+        if isinstance(one.default, FromTrait):
+            default = traits.get(one.default.trait, one.default.otherwise)
+            yield replace(one, default=default)
+        else:
+            yield one
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    bounds, text = None, ""
+    if get_origin(annotation) is Annotated:
+        annotation, *extras = get_args(annotation)
+        bounds = next((one for one in extras if isinstance(one, Range)), None)
+        text = next((one for one in extras if isinstance(one, str)), "")
+    elif annotation is inspect.Parameter.empty:
+        annotation = Any if default in (REQUIRED, None) else type(default)
+    return Parameter(name, annotation, default, bounds, text)
+
+
+# --- the package's own rows, read from their source ----------------------------------------------
+
+
+@cache
+def _written(kind: str) -> tuple[Row, ...]:
+    registry = REGISTRIES[kind]
+    found = []
+    for package in registry.modules:
+        for module, path in _sources(package):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    found += [
+                        _row_in(registry, module, node, given)
+                        for given in map(_keywords_of(kind), node.decorator_list)
+                        if given is not None
+                    ]
+    return tuple(sorted(found, key=lambda row: row.traits.get("order", 100)))
+
+
+def _sources(name: str) -> list[tuple[str, Path]]:
+    """The files of a module, or of all modules of a package, without importing any of them."""
+    *path, last = name.split(".")
+    folder = Path(__file__).parent.joinpath(*path[1:])
+    if (file := folder / f"{last}.py").exists():
+        return [(name, file)]
+    return [(f"{name}.{one.stem}", one) for one in sorted((folder / last).glob("[!_]*.py"))]
+
+
+def _keywords_of(kind: str) -> Callable[[ast.expr], dict[str, Any] | None]:
+    def keywords(decorator: ast.expr) -> dict[str, Any] | None:
+        if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
+            return None
+        if decorator.func.id != kind:
+            return None
+        return {str(one.arg): ast.literal_eval(one.value) for one in decorator.keywords}
+
+    return keywords
+
+
+def _row_in(
+    registry: Registry, module: str, node: ast.FunctionDef | ast.ClassDef, given: dict[str, Any]
+) -> Row:
+    return Row(
+        kind=registry.kind,
+        name=given.pop("name", None) or snake_case(node.name),
+        label=given.pop("label"),
+        paper=given.pop("paper", ""),
+        doc=_first_paragraph(ast.get_docstring(node)),
+        parameters=(*_parameters_in(node), *_common(registry, given)),
+        traits=given,
+        source=f"{module}:{node.name}",
+    )
+
+
+def _parameters_in(node: ast.FunctionDef | ast.ClassDef) -> Iterator[Parameter]:
+    """Keyword-only arguments of a function or of a class's __init__, or a dataclass's fields."""
+    if isinstance(node, ast.ClassDef):
+        made = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+        init = next((one for one in made if one.name == "__init__"), None)
+        if init is None:
+            for one in node.body:
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                    yield _parameter(one.target.id, _evaluated(one.annotation), _default(one.value))
+            return
+        node = init
+    for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        assert argument.annotation is not None
+        yield _parameter(argument.arg, _evaluated(argument.annotation), _default(default))
+
+
+def _evaluated(annotation: ast.expr) -> Any:
+    names = {"Annotated": Annotated, "Any": Any, "Literal": Literal, "Range": Range}
+    return eval(ast.unparse(annotation), names)  # of our own source
+
+
+def _default(value: ast.expr | None) -> Any:
+    return REQUIRED if value is None else ast.literal_eval(value)
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _first_paragraph(doc: str | None) -> str:
+    return " ".join(inspect.cleandoc(doc or "").partition("\n\n")[0].split())
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    kind = get_origin(kind) or kind
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, kind)
+
+
+def _reads(row: Row, key: str) -> str:
+    """What to do about a key that the row does not know."""
+    others = [one.name for one in REGISTRIES[row.kind] if key in {p.name for p in one.parameters}]
+    if others:
+        return f"leave it out, or choose {' or '.join(others)}."
+    known = [one.name for one in row.parameters]
+    return suggest(key, known) if known else "it has no parameters."
+
+
+# --- the kinds -----------------------------------------------------------------------------------
+# A kind's `doc` says what its rows are called with; the reference page prints it.
+
+merge_method = Registry(
+    "merge_method",
+    ("fedlens.arithmetic.merging",),
+    what="merging method",
+    common=(
+        Parameter("scale", float, 1.0, Range("(0, inf)"), "λ, on the merged vector"),
+    ),
+    doc="""How many task vectors become one: for `merge`, and as an aggregator of client updates.
+
+    A function `(vectors, weights, **parameters)` that returns the merged vector. `vectors` are maps
+    from names to tensors, and `weights` are numbers with mean 1. With the trait `random=True` it
+    takes a third argument: for each vector, a function from a tensor's name to a
+    `torch.Generator`. Every row also has the parameter `scale`, which `merge` applies. A row with
+    the trait `aggregates=False` is not offered as an aggregator.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.merge_method(label="largest")
+        ... def largest_magnitude(vectors, weights):
+        ...     stacked = {name: torch.stack([one[name] for one in vectors]) for name in vectors[0]}
+        ...     return {name: values.gather(0, values.abs().argmax(0, keepdim=True))[0]
+        ...             for name, values in stacked.items()}
+        >>> vectors = [{"w": torch.tensor([1.0, -4.0])}, {"w": torch.tensor([3.0, 2.0])}]
+        >>> fl.merge(vectors, method="largest_magnitude", scale=0.5)["w"].tolist()
+        [1.5, -2.0]
+    """,
+)  # fmt: skip
+aggregator = Registry(
+    "aggregator",
+    ("fedlens.federated.algorithms",),
+    what="aggregator",
+    adopts=("merge_method",),
+    doc="""How the updates of a round's clients become one change of the global model.
+
+    A function `(updates, weights, **parameters)` that returns the change. `updates` are the
+    clients' changes w_k − w, maps from names to float64 tensors, and `weights` their numbers of
+    examples. A class is called as `Row(start, stream, **parameters)` in every round, and has `add`
+    for one client's `Contribution` and `change` for the result, so that it need not hold all
+    updates. Every merging method is an aggregator too.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.aggregator(label="damped mean, {factor}", paper="https://example.org")
+        ... def damped_mean(updates, weights, *, factor: float = 0.5):
+        ...     shares = [factor * weight / sum(weights) for weight in weights]
+        ...     return {name: sum(share * update[name] for share, update in zip(shares, updates))
+        ...             for name in updates[0]}
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> fed = fl.fedavg(torch.nn.Linear(3, 2), data, fl.partition(data[1], clients=4), lr=0.1,
+        ...                 local_steps=2, batch_size=5, aggregator="damped_mean")
+        >>> state, report = fed.apply(fed.init(), fed.sample(fed.init(), participation=0.5))
+        >>> fl.aggregator["damped_mean"].described({"factor": 0.9})
+        'damped mean, 0.9'
+    """,
+)
+server_optimizer = Registry(
+    "server_optimizer",
+    ("fedlens.federated.algorithms",),
+    what="server optimizer",
+    common=(
+        Parameter("lr", float, 1.0, Range("(0, inf)"), "the server's learning rate; 1 averages"),
+    ),
+    doc="""How the server applies the aggregated change: w ← w + lr · direction.
+
+    A class called with the row's parameters. `init(parameters)` returns the moments before the
+    first round, a map from kinds of moments to tensors by name; `direction(change, moments)`
+    returns the direction and the new moments of one tensor, and changes neither argument. Every row
+    also has the parameter `lr`.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> @fl.server_optimizer(label="sign of the change")
+        ... class ServerSign:
+        ...     def init(self, parameters):
+        ...         return {}
+        ...
+        ...     def direction(self, change, moments):
+        ...         return change.sign(), moments
+        >>> fl.server_optimizer["server_sign"].defaults
+        {'lr': 1.0}
+    """,
+)
+sampling = Registry(
+    "sampling",
+    ("fedlens.federated.sampling",),
+    what="way to sample clients",
+    doc="""Which clients take part in a round.
+
+    A function `(seed, round, clients, size, **parameters)` that returns the numbers of `size`
+    clients, from 0 to `clients` − 1. The same arguments must give the same clients.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> @fl.sampling(label="the next clients")
+        ... def next_clients(seed, round_, clients, size):
+        ...     return sorted((round_ * size + place) % clients for place in range(size))
+        >>> fl.sampling["next_clients"].make(0, 1, 10, 3)
+        [3, 4, 5]
+    """,
+)
+diagnostic = Registry(
+    "diagnostic",
+    ("fedlens.federated.diagnostics",),
+    what="round diagnostic",
+    doc="""What every round measures of its clients' updates.
+
+    A class called as `Row(start)` in every round, with the parameters that clients start from.
+    `add(delta, norm, weight)` takes one client's change w_k − w, its length and the client's number
+    of examples, and must not change `delta`; `result(mean)` gets the weighted mean of all changes
+    and returns a number, a list of numbers or None.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.diagnostic(label="longest update")
+        ... class LongestUpdate:
+        ...     def __init__(self, start):
+        ...         self.longest = 0.0
+        ...
+        ...     def add(self, delta, norm, weight):
+        ...         self.longest = max(self.longest, norm)
+        ...
+        ...     def result(self, mean):
+        ...         return self.longest
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> fed = fl.fedavg(torch.nn.Linear(3, 2), data, fl.partition(data[1], clients=4), lr=0.1,
+        ...                 local_steps=2, batch_size=5, diagnostics=["longest_update"])
+        >>> _, report = fed.apply(fed.init(), fed.sample(fed.init()))
+        >>> list(report.diagnostics)
+        ['longest_update']
+    """,
+)
+engine = Registry(
+    "engine",
+    ("fedlens.federated.engines", "fedlens.experiments.flower"),
+    what="engine",
+    doc="""Who carries out the clients' training: this process, worker processes, or remote nodes.
+
+    A function `(trainer, clients, **parameters)` that returns an engine, where `trainer` trains one
+    client and `clients` is their number in a round. `updates(parameters, tasks)` of the engine
+    yields one update for each task, in their order, and `close()` ends it.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> class OneByOne:
+        ...     def __init__(self, trainer):
+        ...         self.trainer = trainer
+        ...
+        ...     def updates(self, parameters, tasks):
+        ...         for task in tasks:
+        ...             yield self.trainer.train(task, parameters)
+        ...
+        ...     def close(self):
+        ...         pass
+        >>> @fl.engine(label="one by one")
+        ... def one_by_one(trainer, clients):
+        ...     return OneByOne(trainer)
+        >>> "one_by_one" in fl.engine
+        True
+    """,
+)
+client_optimizer = Registry(
+    "client_optimizer",
+    ("fedlens.training.optimizers",),
+    what="client optimizer",
+    doc="""The optimizer of central training, and of every client.
+
+    A class called with the row's parameters. `make(named, masks, *, lr)` returns a
+    `torch.optim.Optimizer` of the named parameters, which trains only the entries of `masks` where
+    a parameter has one. FedNova and SCAFFOLD also need `effective_steps(steps)`, and the trait
+    `effective_steps=True`.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> from dataclasses import dataclass
+        >>> @fl.client_optimizer(label="SGD with Nesterov momentum")
+        ... @dataclass(frozen=True, kw_only=True)
+        ... class NesterovSgd:
+        ...     momentum: float = 0.9
+        ...
+        ...     def make(self, named, masks, *, lr):
+        ...         return fl.SparseSGDM(named, lr, self.momentum, nesterov=True, masks=masks or {})
+        >>> fl.client_optimizer["nesterov_sgd"].defaults
+        {'momentum': 0.9}
+    """,
+)
+mask_rule = Registry(
+    "mask_rule",
+    ("fedlens.sparse.masks",),
+    what="mask rule",
+    doc="""Which weights are trained: the rule ranks them, and the density says how many.
+
+    A function `(weight, sensitivity, **parameters)` that returns one value for every entry of the
+    tensor `weight`; entries with the smallest values are trained, or with the largest if the trait
+    `largest=True`. With the trait `sensitivity=False` it needs no scores, and `sensitivity` is
+    None. None as the result ranks at random.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.mask_rule(label="lowest saliency")
+        ... def lowest_saliency(weight, sensitivity):
+        ...     return sensitivity * weight.square()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> scores = {"weight": torch.tensor([[0.0, 1.0]])}
+        >>> fl.mask(model, scores, rule="lowest_saliency", density=0.5)
+        {'weight': tensor([[ True, False]])}
+    """,
+)
+partitioner = Registry(
+    "partitioner",
+    ("fedlens.data.partition",),
+    what="partition",
+    doc="""Who holds which training example.
+
+    A function `(labels, clients, seed, **parameters)` that returns the client of each sample, as an
+    integer tensor. `labels` are numbered from 0 without gaps; every client must get a sample.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.partitioner(label="in order")
+        ... def in_order(labels, clients, seed):
+        ...     return torch.arange(len(labels)) * clients // len(labels)
+        >>> fl.partition([0, 1, 0, 1, 0, 1], clients=3, by="in_order").shard(0)
+        tensor([0, 1])
+    """,
+)
+dataset = Registry(
+    "dataset",
+    ("fedlens.data",),
+    what="dataset",
+    common=(
+        Parameter(
+            "root", str | None, None, None,
+            "folder that holds the files; null: $FEDLENS_DATA, else the user's cache",
+        ),
+        Parameter("validation", float, 0.1, Range("[0, 1)"),
+                  "fraction of the training images held out, stratified"),
+        Parameter("train_per_class", int | None, None, Range("[1, inf)"),
+                  "use only so many training images of each class"),
+        Parameter("test_per_class", int | None, None, Range("[1, inf)"),
+                  "use only so many test images of each class"),
+    ),
+    doc="""Images with labels, in a training and a test split.
+
+    A function `(root, **parameters)` that returns a `fedlens.data.images.Dataset`; nothing is read
+    before a split is loaded. The traits `classes`, `train_images`, `test_images` and `image_size`
+    are what plans and estimates of costs read. The parameters below are of all datasets.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> from fedlens.data.images import Dataset, Images
+        >>> @fl.dataset(label="noise", classes=2, train_images=8, test_images=4, image_size=32)
+        ... def noise(root):
+        ...     def load(count):
+        ...         pixels = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
+        ...         return Images(pixels, torch.arange(count) % 2)
+        ...
+        ...     return Dataset(name="noise", digest="noise-1", load_classes=lambda: ("a", "b"),
+        ...                    load_train=lambda: load(8), load_test=lambda: load(4))
+        >>> len(fl.dataset["noise"].make(None).load_train())
+        8
+    """,
+)  # fmt: skip
+head = Registry(
+    "head",
+    ("fedlens.models.heads",),
+    what="head",
+    common=(
+        Parameter("freeze", bool, FromTrait("fitted", True), None,
+                  "do not train the head with the backbone; true for heads that were fitted first"),
+        Parameter("dropout", float, 0.0, Range("[0, 1)"), "on the features before the head"),
+    ),
+    doc="""The linear layer on the backbone's features, and how it is found.
+
+    With the trait `fitted=False`, a function `(width, classes, seed, **parameters)` that returns an
+    `nn.Linear` to start from. With `fitted=True` and `by="statistics"`, a function
+    `(statistics, validation, **parameters)` of the sum of all clients' statistics and of validation
+    `(features, labels)`; it returns an `nn.Linear` and a dict of the numbers that it chose.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.head(label="zero head", fitted=False)
+        ... def zero(width, classes, seed):
+        ...     layer = torch.nn.Linear(width, classes)
+        ...     for parameter in layer.parameters():
+        ...         torch.nn.init.zeros_(parameter)
+        ...     return layer
+        >>> fl.head["zero"].make(4, 2, seed=0).weight.count_nonzero().item()
+        0
+    """,
+)  # fmt: skip
+question = Registry(
+    "question",
+    ("fedlens.reporting.study.questions",),
+    what="report question",
+    doc="""A question that a report answers with tables.
+
+    A function `(methods, **parameters)` of all methods of one setting that returns the comparisons
+    to print, or none where there is nothing to compare.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> @fl.question(label="Runs with a head alone")
+        ... def heads_alone(methods):
+        ...     return []
+        >>> fl.question["heads_alone"].label
+        'Runs with a head alone'
+    """,
+)
