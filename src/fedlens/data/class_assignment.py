@@ -1,7 +1,7 @@
-"""Who owns which classes, and how much of each: K clients with exactly Nc classes, sizes level.
+"""Which Nc classes each of K clients owns, and how many samples of each, with equal sizes.
 
-Slots go to classes in proportion to their size, clients to slots by a greedy that always fits (Gale
-and Ryser, 1957), and samples move along shared classes by maximum flow until sizes are level.
+Classes get owners in proportion to their size; a greedy that always fits chooses them (Gale and
+Ryser, 1957); maximum flow along shared classes then makes the clients' sizes equal.
 """
 
 import numpy as np
@@ -15,31 +15,32 @@ from fedlens.errors import FedlensError
 Integers = npt.NDArray[np.int64]
 
 
-def deal(
+def assign_classes(
     counts: Integers, clients: int, classes_per_client: int, draw: torch.Generator
 ) -> tuple[Integers, Integers]:
-    """(classes, amounts), each [K, Nc]: what every client owns, and how many samples of it.
+    """(classes, amounts), each [K, Nc]: the classes of every client, and its samples of each.
 
-    `counts` are the samples of each class. Every class is owned and every sample dealt.
+    `counts` are the samples of each class. Every class has an owner, and every sample too.
     """
     slots = clients * classes_per_client
     if not len(counts) <= slots <= np.minimum(counts, clients).sum():
         raise FedlensError(_unplaceable(counts, clients, classes_per_client))
-    chance = torch.randperm(len(counts), generator=draw).numpy()
-    owners = _owners(counts, slots, np.minimum(counts, clients), chance)
+    tie_order = torch.randperm(len(counts), generator=draw).numpy()
+    owners = _owners(counts, slots, np.minimum(counts, clients), tie_order)
 
-    # Samples can be levelled only along shared classes, so a class goes half to the lightest and
-    # half to the heaviest clients, the classes with most samples per owner first. This weight is in
-    # quarters of its mean: smaller differences are levelled anyway and are left to chance.
+    # Samples can move only along shared classes, so a class goes half to the clients with the
+    # smallest load and half to those with the largest, classes with most samples per owner first.
+    # This weight is in quarters of its mean: smaller differences are ordered at random, because
+    # moving samples removes them anyway.
     weight = np.rint(4 * counts / owners * (slots / counts.sum())).astype(np.int64)
     owned = np.empty((clients, classes_per_client), dtype=np.int64)
     amounts = np.empty_like(owned)
     taken, load = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
-    for label in np.lexsort((chance, -weight)):
+    for label in np.lexsort((tie_order, -weight)):
         tie = torch.randperm(clients, generator=draw).numpy()
         ranked = np.lexsort((tie, load, taken))
-        # Most free slots first: by Gale and Ryser, the classes still to come then fit as well.
-        # Only among clients with equally many does the load count.
+        # Clients with most free slots first: by Gale and Ryser, the remaining classes then fit too.
+        # The load decides only among clients with equally many free slots.
         last = taken[ranked[owners[label] - 1]]
         first, end = np.searchsorted(taken[ranked], [last, last + 1])
         heaviest = (owners[label] - first) // 2
@@ -49,14 +50,14 @@ def deal(
         amounts[chosen, taken[chosen]] = share + (np.arange(len(chosen)) < extra)
         taken[chosen] += 1
         load[chosen] += weight[label]
-    _level(owned, amounts)
+    _equalise(owned, amounts)
     return owned, amounts
 
 
 def _unplaceable(counts: Integers, clients: int, wanted: int) -> str:
-    """The refusal of K clients with Nc classes: C ≤ K·Nc ≤ Σ_c min(K, n_c) does not hold."""
+    """Why K clients cannot own Nc classes each: C ≤ K·Nc ≤ Σ_c min(K, n_c) does not hold."""
     classes, slots = len(counts), clients * wanted
-    request = f"partition.classes_per_client={wanted} with federated.clients={clients}"
+    request = f"classes_per_client={wanted} with clients={clients}"
     room = int(np.minimum(counts, clients).sum())
     if wanted > classes:
         reason = f"asks for more classes than the {classes} present"
@@ -66,17 +67,17 @@ def _unplaceable(counts: Integers, clients: int, wanted: int) -> str:
         reason = f"has {slots} places and too few samples: the classes can fill {room}"
     options = []
     if (low := -(-classes // clients)) <= (high := room // clients):
-        options.append(f"partition.classes_per_client={min(max(wanted, low), high)}")
+        options.append(f"classes_per_client={min(max(wanted, low), high)}")
     others = np.arange(1, counts.sum() + 1)
     rooms = (np.bincount(counts)[::-1].cumsum()[::-1][1:]).cumsum()  # Σ_c min(k, n_c), k = 1, 2, …
     rooms = np.pad(rooms, (0, len(others) - len(rooms)), mode="edge")
     possible = others[(others * wanted >= classes) & (others * wanted <= rooms)]
     if len(possible):
-        options.append(f"federated.clients={possible[np.abs(possible - clients).argmin()]}")
-    return f"{request} {reason}: choose {' or '.join(options or ['another partition.name'])}."
+        options.append(f"clients={possible[np.abs(possible - clients).argmin()]}")
+    return f"{request} {reason}: choose {' or '.join(options or ['another partition'])}."
 
 
-def _owners(counts: Integers, slots: int, most: Integers, chance: Integers) -> Integers:
+def _owners(counts: Integers, slots: int, most: Integers, tie_order: Integers) -> Integers:
     """Owners of each class: clamp(λ·n_c, 1, most_c), rounded by largest remainder to Σ = slots."""
     owners = np.zeros_like(counts)
     free = np.ones(len(counts), dtype=bool)
@@ -87,9 +88,9 @@ def _owners(counts: Integers, slots: int, most: Integers, chance: Integers) -> I
         if not (low | high).any():
             owners[free] = share[free] // total
             remainder = np.where(free, share % total, -1)
-            owners[np.lexsort((chance, -remainder))[: slots - owners.sum()]] += 1
+            owners[np.lexsort((tie_order, -remainder))[: slots - owners.sum()]] += 1
             break
-        # Settling the side that is off by more moves λ so that it stays off.
+        # Fixing the side with the larger total violation moves λ so that it stays violated.
         if (total - share[low]).sum() >= (share - most * total)[high].sum():
             owners[low], free = 1, free & ~low
         else:
@@ -97,10 +98,10 @@ def _owners(counts: Integers, slots: int, most: Integers, chance: Integers) -> I
     return owners
 
 
-def _level(owned: Integers, amounts: Integers) -> None:
-    """Moves samples between the owners of a class, in place, until sizes are as equal as can be.
+def _equalise(owned: Integers, amounts: Integers) -> None:
+    """Moves samples between the owners of a class, in place, until sizes are as equal as possible.
 
-    A group ends with sizes ⌊mean⌋ and ⌊mean⌋ + 1, or falls in two between which nothing can move.
+    A group ends with sizes ⌊mean⌋ and ⌊mean⌋ + 1, or splits in two that cannot exchange samples.
     """
     pending = [np.arange(len(owned))]
     while pending:
@@ -133,12 +134,12 @@ def _flow(owned: Integers, amounts: Integers, bound: int) -> Integers:
     shape = (classes + clients + 2, classes + clients + 2)
     graph = coo_array((np.concatenate(limits).astype(np.int32), (tails, heads)), shape=shape)
     flow = maximum_flow(graph.tocsr(), int(source[0]), int(sink[0])).flow
-    given = flow[classes : classes + clients, :classes].toarray().astype(np.int64)
-    return amounts - np.take_along_axis(given, owned, axis=1)
+    moved = flow[classes : classes + clients, :classes].toarray().astype(np.int64)
+    return amounts - np.take_along_axis(moved, owned, axis=1)
 
 
 def _stuck(owned: Integers, amounts: Integers, bound: int) -> npt.NDArray[np.bool_]:
-    """The clients above the bound, and all that they could still give samples to."""
+    """The clients above the bound, and all clients they could still give samples to."""
     stuck: npt.NDArray[np.bool_] = amounts.sum(1) > bound
     while True:
         within = np.zeros(int(owned.max()) + 1, dtype=bool)

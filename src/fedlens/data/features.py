@@ -1,8 +1,7 @@
-"""A disk cache of backbone features: whatever keeps the backbone frozen computes them once.
+"""A disk cache of backbone features: runs with a frozen backbone compute them once.
 
-An entry is a folder named by the digest of its key. It grows by chunks at fixed boundaries, so a
-build that was killed resumes at the first missing chunk and ends bit-identical; processes that wait
-for the same entry make chunks too.
+An entry is a folder named by the digest of its key. It is built in chunks at fixed boundaries, so
+a killed build resumes bit-identically, and processes that wait for an entry compute chunks too.
 """
 
 import hashlib
@@ -17,8 +16,7 @@ import torch
 
 from fedlens import files
 from fedlens.cache import recall, store
-from fedlens.data.examples import in_order
-from fedlens.data.images import Examples
+from fedlens.data.examples import Examples, in_order
 from fedlens.errors import FedlensError
 
 CHUNK = 2048  # examples; half a minute or so of a small ViT on a laptop
@@ -36,14 +34,13 @@ def features(
 ) -> torch.Tensor:
     """`extract` of every example in order, float32 [N, D] on the CPU; cached under `key`.
 
-    `key` names everything the features depend on (data, split, backbone, hash of its weights,
-    resolution, normalisation, precision), in words that JSON knows. A model in `extract` must be
-    in eval mode. `progress` is told how many of how many examples are done; `check` is called while
-    another process builds them.
+    `key` has everything the features depend on (data, split, backbone, hash of its weights,
+    resolution, normalisation, precision), as JSON. A model in `extract` must be in eval mode.
+    `progress(done, total)` counts examples; `check` is called while another process builds them.
     """
     count = len(examples)
     if not count:
-        raise ValueError("there are no examples to take features of")
+        raise ValueError("there are no examples to compute features of")
     identity = {**key, "examples": count, "chunk": CHUNK, "batch_size": batch_size}
     name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     folder = (root or files.cache_dir()) / "features" / name
@@ -54,22 +51,22 @@ def features(
     def path_of(number: int) -> Path:
         return chunks / f"{number:05d}.safetensors"
 
-    def compute(span: torch.Tensor, told: Callable[[int, int], None] | None) -> torch.Tensor:
+    def compute(span: torch.Tensor, report: Callable[[int, int], None] | None) -> torch.Tensor:
         parts = []
         for index in torch.split(span, batch_size):
             parts.append(_checked(extract(examples.batch(index)), index))
-            if told:
-                told(int(index[-1]) + 1, count)
+            if report:
+                report(int(index[-1]) + 1, count)
         return torch.cat(parts)
 
     def assist() -> bool:
-        """A chunk that is not there yet, from the end: who builds comes from the beginning."""
+        """Computes a missing chunk, from the end: the builder starts from the beginning."""
         missing = [number for number in range(len(spans)) if not path_of(number).exists()]
-        if len(missing) < 2:  # the one that is being made
+        if len(missing) < 2:  # the builder is computing the last one
             return False
         number = missing[-1 - os.getpid() % (len(missing) - 1)]
-        with suppress(FedlensError):  # who builds meets the same, and says so
-            part = compute(spans[number], lambda done, of: check())
+        with suppress(FedlensError):  # the builder meets the same error and reports it
+            part = compute(spans[number], lambda done, total: check())
             store(path_of(number), {"features": part})
         return True
 
@@ -84,16 +81,16 @@ def features(
                 part = compute(span, progress)
                 store(path_of(number), {"features": part})
             parts.append(part)
-        found = torch.cat(parts)
-        store(whole, {"features": found})
-        return found
+        result = torch.cat(parts)
+        store(whole, {"features": result})
+        return result
 
     with torch.no_grad():  # not inference_mode: heads are trained on the result
-        found = files.once(
+        result = files.make_once(
             folder, find=lambda: _recall(whole, count), make=build, check=check, assist=assist
         )
     shutil.rmtree(chunks, ignore_errors=True)
-    return found
+    return result
 
 
 def _checked(batch: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -111,6 +108,6 @@ def _checked(batch: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _recall(path: Path, count: int) -> torch.Tensor | None:
-    """The `count` rows stored at `path`; None if they are not there or damaged."""
-    found = (recall(path) or {}).get("features")
-    return found if found is not None and len(found) == count else None
+    """The `count` rows stored at `path`; None if they are missing or damaged."""
+    rows = (recall(path) or {}).get("features")
+    return rows if rows is not None and len(rows) == count else None

@@ -1,8 +1,10 @@
-"""Images held whole as one uint8 tensor, and a dataset as something that can be loaded."""
+"""Images in one uint8 tensor, and datasets that load them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -29,27 +31,20 @@ class Images:
         return Images(self.pixels[kept], self.labels[kept])
 
 
+Status = Literal["ok", "missing", "corrupt"]
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """What is known of a dataset before a byte of it is loaded."""
+    """A dataset that is downloaded, drawn or read only when one of its parts is loaded."""
 
     name: str
-    classes: tuple[str, ...]
-    digest: str  # identifies the content: official checksums, or the recipe it is generated from
+    digest: str  # identifies the content: official checksums, or the recipe it is drawn from
+    load_classes: Callable[[], tuple[str, ...]]
     load_train: Callable[[], Images]
     load_test: Callable[[], Images]
+    verify: Callable[[], dict[Path, Status]] = dict  # of its files; empty: it has none to check
 
-
-class Examples(Protocol):
-    """Anything a model can be trained or evaluated on: images through a pipeline, or features."""
-
-    @property
-    def labels(self) -> torch.Tensor: ...
-
-    def __len__(self) -> int: ...
-
-    def to(self, device: torch.device) -> "Examples": ...
-
-    def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
-        """The inputs at `index`, on the device; augmented if and only if `draw` is given."""
-        ...
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return self.load_classes()

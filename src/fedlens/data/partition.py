@@ -1,25 +1,35 @@
-"""Who holds which training example: N samples dealt to K clients, each sample to exactly one.
+"""Who holds which training example: N samples split over K clients, each sample to exactly one.
 
-Rows of a table: no skew, Nc classes for each client, Dirichlet label skew, log-normal size skew.
-All bounds are met by construction, so nothing is drawn again until it fits.
+Rows: no skew, Nc classes for each client, Dirichlet label skew, log-normal size skew. All bounds
+are met by construction, so no partition is rejected and drawn again.
 """
 
-import math
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedlens import rng
-from fedlens.data import class_assignment
-from fedlens.errors import FedlensError, suggest
+from fedlens.data.class_assignment import assign_classes
+from fedlens.errors import FedlensError
+from fedlens.registry import Range, partitioner
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Who holds which training example; all shards are slices of one order, so K may be large."""
+    """Who holds which training example; all shards are slices of one order, so K may be large.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> clients = fl.Partition(torch.tensor([0, 3, 1, 2]), offsets=torch.tensor([0, 2, 4]))
+        >>> len(clients), clients.sizes.tolist(), clients.shard(1).tolist()
+        (2, [2, 2], [1, 2])
+    """
 
     order: torch.Tensor  # int64 [N], positions in the training set, by client, sorted within it
     offsets: torch.Tensor  # int64 [K + 1]
@@ -35,152 +45,203 @@ class Partition:
 
     @property
     def sizes(self) -> torch.Tensor:
+        """How many examples each client holds."""
         return self.offsets.diff()
 
 
-@dataclass(frozen=True)
-class Row:
-    """A way to partition: `deal(labels, clients, seed, **keys)` names the holder of each sample."""
-
-    deal: Callable[..., torch.Tensor]
-    keys: tuple[str, ...]  # of `partition`, those this row reads
-    what: str
-    paper: str
-
-
 def partition(
-    labels: torch.Tensor,
-    clients: int,
+    labels: torch.Tensor | npt.NDArray[np.integer] | list[int],
     *,
-    name: str,
-    seed: int,
-    classes_per_client: int,
-    alpha: float,
-    sigma: float,
-    min_size: int,
+    clients: int,
+    by: str | Callable[..., torch.Tensor] = "iid",
+    seed: int = 0,
+    **parameters: object,
 ) -> Partition:
-    """Deals the samples by the row called `name`; only the keys it reads are looked at.
+    """Splits the samples with these labels over clients.
 
-    Classes are those present in `labels`: gaps in their numbers do not count.
+    Args:
+        labels: The class of each sample. Only classes that occur count, so numbers may have gaps.
+        clients: How many clients share the samples.
+        by: `"iid"`, `"classes"`, `"dirichlet"`, `"quantity"` or a partition of your own: its name,
+            or a function `(labels, clients, seed, **parameters)` that returns the client of each
+            sample, where `labels` are numbered from 0 without gaps.
+        seed: Of all random draws; the same seed gives the same partition.
+        **parameters: Those of the chosen partition, such as `classes_per_client` or `alpha`.
+
+    Returns:
+        A `Partition`; `shard(client)` has the positions of one client's samples.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> clients = fl.partition([0, 1, 2, 3] * 10, clients=4, by="classes", classes_per_client=2)
+        >>> clients.sizes.tolist()
+        [10, 10, 10, 10]
+        >>> len(clients.shard(0))
+        10
     """
-    if name not in TABLE:
-        raise FedlensError(f"There is no partition.name='{name}': {suggest(name, TABLE)}")
-    row = TABLE[name]
-    given: dict[str, float] = {
-        "classes_per_client": classes_per_client,
-        "alpha": alpha,
-        "sigma": sigma,
-        "min_size": min_size,
-    }
-    keys = {key: given[key] for key in row.keys}
-    _check(len(labels), clients, keys)
+    labels = torch.as_tensor(labels).cpu()
+    if labels.ndim != 1:
+        raise FedlensError(
+            f"labels has shape {tuple(labels.shape)}: give one class number for each sample."
+        )
+    if len(labels) == 0:
+        raise FedlensError("There are no samples to partition: choose other data.")
+    if clients < 1:
+        raise FedlensError(f"clients={clients} must be 1 or more.")
+    if clients > len(labels):
+        raise FedlensError(
+            f"clients={clients} is more than the {len(labels)} samples: "
+            f"choose clients={len(labels)} or fewer."
+        )
+    if isinstance(by, str):
+        row = partitioner[by]
+        split, parameters = row.make, row.checked(parameters)
+    else:
+        split = by
     _, dense = torch.unique(labels, return_inverse=True)
-    holder = row.deal(dense, clients, seed, **keys)
+    holder = _checked(split(dense, clients, seed, **parameters), len(labels), clients)
     sizes = torch.bincount(holder, minlength=clients)
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return Partition(order=holder.argsort(stable=True), offsets=offsets)
 
 
-def _check(samples: int, clients: int, keys: dict[str, float]) -> None:
-    if samples == 0:
-        raise FedlensError("There is no training sample to partition: choose other data.")
-    if clients < 1:
-        raise FedlensError(f"federated.clients is at least 1, not {clients}.")
-    for key in ("classes_per_client", "min_size"):
-        if keys.get(key, 1) < 1:
-            raise FedlensError(f"partition.{key} is at least 1, not {keys[key]}.")
-    if not 0 < keys.get("alpha", 1) < math.inf:
-        raise FedlensError(f"partition.alpha is a number above 0, not {keys['alpha']}.")
-    if not 0 <= keys.get("sigma", 0) < math.inf:
-        raise FedlensError(f"partition.sigma is a number not below 0, not {keys['sigma']}.")
-    if clients > samples:
+def _checked(holder: torch.Tensor, samples: int, clients: int) -> torch.Tensor:
+    """What a partition returned, refused unless it names a client for each sample."""
+    holder = torch.as_tensor(holder)
+    if holder.shape != (samples,) or holder.is_floating_point():
         raise FedlensError(
-            f"federated.clients={clients} is more than the {samples} training samples: "
-            f"choose {samples} or fewer."
+            f"The partition returned a tensor of shape {tuple(holder.shape)} and {holder.dtype}: "
+            f"return {samples} integers, the client of each sample."
         )
-    least = int(keys.get("min_size", 1))
-    if clients * least > samples:
-        fewer = f"federated.clients={samples // least} or " if samples >= least else ""
+    holder = holder.cpu().long()
+    if int(holder.min()) < 0 or int(holder.max()) >= clients:
         raise FedlensError(
-            f"federated.clients={clients} with partition.min_size={least} takes {clients * least} "
-            f"training samples and there are {samples}: "
-            f"choose {fewer}partition.min_size={samples // clients}."
+            f"The partition returned clients from {int(holder.min())} to {int(holder.max())}: "
+            f"number them from 0 to {clients - 1}."
         )
+    if len(empty := (torch.bincount(holder, minlength=clients) == 0).nonzero()):
+        raise FedlensError(
+            f"The partition leaves client {int(empty[0])} without samples: give each client at "
+            "least one."
+        )
+    return holder
 
 
-def _iid(labels: torch.Tensor, clients: int, seed: int) -> torch.Tensor:
-    """Class by class, round robin: sizes and counts of every class are equal within one."""
+@partitioner(label="IID", paper="McMahan et al., 2017, https://arxiv.org/abs/1602.05629", order=1)
+def iid(labels: torch.Tensor, clients: int, seed: int) -> torch.Tensor:
+    """The same number of samples of every class for every client, within one."""
     seats = torch.randperm(clients, generator=rng.generator(seed, "partition", "seats"))
     holder = torch.empty_like(labels)
     holder[_by_class(labels, seed)] = seats[torch.arange(len(labels)) % clients]
     return holder
 
 
-def _quantity(
-    labels: torch.Tensor, clients: int, seed: int, *, sigma: float, min_size: int
+@partitioner(
+    label="Nc={classes_per_client}",
+    paper="Li et al., 2021, https://arxiv.org/abs/2102.02079",
+    order=2,
+)
+def classes(
+    labels: torch.Tensor,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: Annotated[int, Range("[1, inf)"), "classes that each client holds"] = 10,
 ) -> torch.Tensor:
-    """Sizes in proportion to exp(σz), z ~ N(0, 1), filled with samples drawn whatever their label.
+    """Samples of exactly Nc classes for every client, sizes as equal as possible.
 
-    Who would get less than min_size is lifted to it by the largest.
+    The number of clients that own a class is in proportion to its samples.
     """
+    counts = torch.bincount(labels).numpy()
+    draw = rng.generator(seed, "partition", "owners")
+    owned, amounts = assign_classes(counts, clients, classes_per_client, draw)
+    by_class = owned.ravel().argsort(kind="stable")
+    who = np.repeat(by_class // classes_per_client, amounts.ravel()[by_class])
+    holder = torch.empty_like(labels)
+    holder[_by_class(labels, seed)] = torch.from_numpy(who)
+    return holder
+
+
+@partitioner(
+    label="Dirichlet α={alpha}",
+    paper="Yurochkin et al., 2019, https://arxiv.org/abs/1905.12022",
+    order=3,
+)
+def dirichlet(
+    labels: torch.Tensor,
+    clients: int,
+    seed: int,
+    *,
+    alpha: Annotated[float, Range("(0, inf)"), "the smaller, the fewer clients hold a class"] = 0.3,
+    min_size: Annotated[int, Range("[1, inf)"), "samples that each client holds at least"] = 10,
+) -> torch.Tensor:
+    """Each class split by proportions p ~ Dir(α, …, α), drawn for every class.
+
+    Clients below min_size are filled up with samples drawn from the largest clients.
+    """
+    _check_min_size(len(labels), clients, min_size)
+    parts = []
+    for label, count in enumerate(torch.bincount(labels).tolist()):
+        draw = rng.generator(seed, "partition", "law", label)
+        parts.append(_repeated(_apportioned(count, _dirichlet_proportions(clients, alpha, draw))))
+    holder = torch.empty_like(labels)
+    holder[_by_class(labels, seed)] = torch.cat(parts)
+
+    sizes = torch.bincount(holder, minlength=clients)
+    change = _with_minimum(sizes, min_size) - sizes
+    shuffle = rng.generator(seed, "partition", "lifted")
+    shuffled = torch.randperm(len(labels), generator=shuffle)
+    grouped = shuffled[holder[shuffled].argsort(stable=True)]
+    rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[holder[grouped]]
+    moved = grouped[rank < -change[holder[grouped]]]
+    holder[moved] = _repeated(change.clamp(min=0))
+    return holder
+
+
+@partitioner(
+    label="log-normal sizes σ={sigma}",
+    paper="Acar et al., 2021, https://arxiv.org/abs/2111.04263",
+    order=4,
+)
+def quantity(
+    labels: torch.Tensor,
+    clients: int,
+    seed: int,
+    *,
+    sigma: Annotated[float, Range("[0, inf)"), "spread of the sizes; 0: equal sizes"] = 1.0,
+    min_size: Annotated[int, Range("[1, inf)"), "samples that each client holds at least"] = 10,
+) -> torch.Tensor:
+    """Sizes in proportion to exp(σz), z ~ N(0, 1); samples are drawn regardless of their label.
+
+    Clients below min_size are filled up at the expense of the largest clients.
+    """
+    _check_min_size(len(labels), clients, min_size)
     draw = rng.generator(seed, "partition", "sizes")
-    law = torch.softmax(sigma * torch.randn(clients, dtype=torch.float64, generator=draw), 0)
-    sizes = _lifted(_apportioned(len(labels), law), min_size)
+    logits = sigma * torch.randn(clients, dtype=torch.float64, generator=draw)
+    sizes = _apportioned(len(labels), torch.softmax(logits, 0))
+    sizes = _with_minimum(sizes, min_size)
     shuffle = rng.generator(seed, "partition", "samples")
     holder = torch.empty_like(labels)
     holder[torch.randperm(len(labels), generator=shuffle)] = _repeated(sizes)
     return holder
 
 
-def _dirichlet(
-    labels: torch.Tensor, clients: int, seed: int, *, alpha: float, min_size: int
-) -> torch.Tensor:
-    """Class c is split over the clients by a law p_c ~ Dir(α, …, α) of its own.
-
-    Who gets less than min_size is lifted to it with samples drawn from the largest.
-    """
-    splits = []
-    for label, count in enumerate(torch.bincount(labels).tolist()):
-        draw = rng.generator(seed, "partition", "law", label)
-        splits.append(_repeated(_apportioned(count, _dirichlet_law(clients, alpha, draw))))
-    holder = torch.empty_like(labels)
-    holder[_by_class(labels, seed)] = torch.cat(splits)
-
-    sizes = torch.bincount(holder, minlength=clients)
-    change = _lifted(sizes, min_size) - sizes
-    shuffle = rng.generator(seed, "partition", "lifted")
-    shuffled = torch.randperm(len(labels), generator=shuffle)
-    grouped = shuffled[holder[shuffled].argsort(stable=True)]
-    rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[holder[grouped]]
-    given = grouped[rank < -change[holder[grouped]]]
-    holder[given] = _repeated(change.clamp(min=0))
-    return holder
+def _check_min_size(samples: int, clients: int, min_size: int) -> None:
+    if clients * min_size > samples:
+        fewer = f"clients={samples // min_size} or " if samples >= min_size else ""
+        raise FedlensError(
+            f"clients={clients} with min_size={min_size} takes {clients * min_size} samples and "
+            f"there are {samples}: choose {fewer}min_size={samples // clients}."
+        )
 
 
-def _dirichlet_law(clients: int, alpha: float, draw: torch.Generator) -> torch.Tensor:
+def _dirichlet_proportions(clients: int, alpha: float, draw: torch.Generator) -> torch.Tensor:
     """p ∝ g, g ~ Gamma(α), as Gamma(α + 1)·U^(1/α): in logarithms no α is too small."""
     shape = torch.full((clients,), alpha + 1, dtype=torch.float64)
     gamma = torch._standard_gamma(shape, generator=draw)
     uniform = 1 - torch.rand(clients, dtype=torch.float64, generator=draw)
     scaled = alpha * (gamma / shape).log() + uniform.log()  # α·log g, up to a constant
     return torch.softmax((scaled - scaled.max()) / alpha, 0)
-
-
-def _classes(
-    labels: torch.Tensor, clients: int, seed: int, *, classes_per_client: int
-) -> torch.Tensor:
-    """Every client holds exactly Nc classes, every class is owned in proportion to its size.
-
-    Given who owns what, no split of the classes has sizes that are more equal.
-    """
-    counts = torch.bincount(labels).numpy()
-    draw = rng.generator(seed, "partition", "owners")
-    owned, amounts = class_assignment.deal(counts, clients, classes_per_client, draw)
-    by_class = owned.ravel().argsort(kind="stable")
-    who = np.repeat(by_class // classes_per_client, amounts.ravel()[by_class])
-    holder = torch.empty_like(labels)
-    holder[_by_class(labels, seed)] = torch.from_numpy(who)
-    return holder
 
 
 def _by_class(labels: torch.Tensor, seed: int) -> torch.Tensor:
@@ -194,49 +255,21 @@ def _repeated(sizes: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(sizes)).repeat_interleave(sizes)
 
 
-def _apportioned(total: int, law: torch.Tensor) -> torch.Tensor:
-    """Whole numbers that sum to `total`, in proportion to the law, by largest remainder."""
-    shares = total * law
+def _apportioned(total: int, proportions: torch.Tensor) -> torch.Tensor:
+    """Integers that sum to `total`, in these proportions, by largest remainder."""
+    shares = total * proportions
     whole = shares.floor().long()
     left = total - int(whole.sum())
     whole[(shares - whole).argsort(descending=True, stable=True)[:left]] += 1
     return whole
 
 
-def _lifted(sizes: torch.Tensor, least: int) -> torch.Tensor:
-    """The sizes with none below `least`; the largest pay, cut to the highest height that does."""
-    lifted = sizes.clamp(min=least)
-    owed = int((lifted - sizes).sum())
-    heights = range(int(sizes.max()) + 1)
-    height = bisect(heights, -owed, key=lambda h: -int((sizes - h).clamp(min=0).sum())) - 1
-    cut = lifted.clamp(max=height)
-    cut[(lifted > height).nonzero()[: int(sizes.sum() - cut.sum()), 0]] += 1
+def _with_minimum(sizes: torch.Tensor, least: int) -> torch.Tensor:
+    """The sizes with none below `least`; the largest are cut to make up for it."""
+    raised = sizes.clamp(min=least)
+    added = int((raised - sizes).sum())
+    levels = range(int(sizes.max()) + 1)
+    level = bisect(levels, -added, key=lambda h: -int((sizes - h).clamp(min=0).sum())) - 1
+    cut = raised.clamp(max=level)
+    cut[(raised > level).nonzero()[: int(sizes.sum() - cut.sum()), 0]] += 1
     return cut
-
-
-TABLE = {
-    "iid": Row(
-        deal=_iid,
-        keys=(),
-        what="the same number of samples of every class for every client, within one",
-        paper="McMahan et al., 2017, https://arxiv.org/abs/1602.05629",
-    ),
-    "classes": Row(
-        deal=_classes,
-        keys=("classes_per_client",),
-        what="samples of exactly classes_per_client classes for every client, sizes level",
-        paper="Li et al., 2021, https://arxiv.org/abs/2102.02079",
-    ),
-    "dirichlet": Row(
-        deal=_dirichlet,
-        keys=("alpha", "min_size"),
-        what="each class split by a Dirichlet(alpha) law: the smaller alpha, the fewer its holders",
-        paper="Yurochkin et al., 2019, https://arxiv.org/abs/1905.12022",
-    ),
-    "quantity": Row(
-        deal=_quantity,
-        keys=("sigma", "min_size"),
-        what="log-normal(sigma) sizes, labels drawn alike for all",
-        paper="Acar et al., 2021, https://arxiv.org/abs/2111.04263",
-    ),
-}

@@ -1,7 +1,7 @@
-"""How far a partition is from even: who holds how much of what, as numbers for the records.
+"""How skewed a partition is, for the records: sizes, classes, entropy and distance of labels.
 
-With p_k the label law of client k and p the global one: size n_k, classes |{c : p_kc > 0}|,
-entropy H_k = −Σ_c p_kc log p_kc, and distance EMD_k = ½ Σ_c |p_kc − p_c|.
+With p_k the label distribution of client k and p the global one: classes |{c : p_kc > 0}|,
+entropy H_k = −Σ_c p_kc log p_kc, distance EMD_k = ½ Σ_c |p_kc − p_c|.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 
 from fedlens.data.partition import Partition
 
-LISTED = 1000  # above so many clients a record keeps the summary alone
+LISTED = 1000  # with more clients a record has only the summary
 
 
 def histogram(partition: Partition, labels: torch.Tensor, classes: int) -> torch.Tensor:
@@ -22,20 +22,20 @@ def histogram(partition: Partition, labels: torch.Tensor, classes: int) -> torch
 
 
 def statistics(histogram: torch.Tensor) -> dict[str, Any]:
-    """JSON-ready: a list over clients and {min, mean, max} of each measure; no client is empty.
+    """For JSON: a list over clients and {min, mean, max} of each measure; no client is empty.
 
     Entropy is in nats. The earth mover's distance, in [0, 1], has unit cost between any two
     classes; Zhao et al., 2018, https://arxiv.org/abs/1806.00582, report the L1 norm, twice as much.
-    Above 1000 clients the lists are left out and the summary stays.
+    With more than 1000 clients only the summary is given.
     """
     counts = histogram.double()
     sizes = histogram.sum(1)
-    law = counts / counts.sum(1, keepdim=True)
+    distribution = counts / counts.sum(1, keepdim=True)
     measures = {
         "sizes": sizes,
         "classes_per_client": (histogram > 0).sum(1),
-        "label_entropy": torch.special.entr(law).sum(1),
-        "emd": (law - counts.sum(0) / counts.sum()).abs().sum(1) / 2,
+        "label_entropy": torch.special.entr(distribution).sum(1),
+        "emd": (distribution - counts.sum(0) / counts.sum()).abs().sum(1) / 2,
     }
     lists = {name: values.tolist() for name, values in measures.items()}
     summary = {

@@ -1,7 +1,7 @@
-"""A node's own data on its own disk: a federation's images, dealt into folders that share none.
+"""A federation's images split into folders without overlap, one for each node's own disk.
 
-node-i/ has the training images of a stretch of clients, server/ has those it evaluates on and only
-counts of what the clients hold. Each shard.json names its files' checksums and is sealed itself.
+node-i/ has the training images of consecutive clients; server/ has the images it evaluates on and
+the class counts of all clients. Each shard.json has its files' checksums and one of its own.
 """
 
 import hashlib
@@ -21,28 +21,28 @@ from fedlens.data.partition import Partition
 from fedlens.data.partition_statistics import histogram
 from fedlens.errors import FedlensError
 
-VERSION = 1  # of what the folders look like inside
+VERSION = 1  # of the folders' format
 ABOUT = "shard.json"
 TRAIN, VALIDATION, TEST = (f"{split}.safetensors" for split in ("train", "validation", "test"))
-SHARED = ("dataset", "world", "nodes", "of", "deal")  # alike in all folders of one federation
+SHARED = ("dataset", "partition_spec", "nodes", "dataset_digest", "partition_digest")
 
 
 @dataclass(frozen=True)
 class _Shard:
     dataset: str
     classes: tuple[str, ...]
-    of: str  # the digest of the dataset it was dealt from
-    world: dict[str, Any]  # what decided who holds what
+    dataset_digest: str  # of the whole dataset
+    partition_spec: dict[str, Any]  # the settings that decide who holds which image
     nodes: int
-    deal: str  # the digest of who holds which image
-    held: torch.Tensor  # int64 [K, C]: examples of each class by client, 0 where not known here
-    partition: Partition  # clients lie one after another
-    digest: str  # of all that is in the folder
+    partition_digest: str  # of who holds which image
+    class_counts: torch.Tensor  # int64 [K, C]: examples of each class by client, 0 if not known
+    partition: Partition  # clients in order
+    digest: str  # of the folder's content
 
 
 @dataclass(frozen=True)
 class NodeShard(_Shard):
-    """Its partition is of its own images, over all K clients: who lives elsewhere holds nothing."""
+    """Its partition is of its own images over all K clients; clients of other nodes have none."""
 
     clients: tuple[int, ...]
     images: Images
@@ -50,7 +50,7 @@ class NodeShard(_Shard):
 
 @dataclass(frozen=True)
 class ServerShard(_Shard):
-    """Its partition has the right sizes; the positions are of images that are all elsewhere."""
+    """Its partition has the clients' sizes; the images themselves are on the nodes."""
 
     validation: Images
     load_test: Callable[[], Images]
@@ -59,23 +59,23 @@ class ServerShard(_Shard):
 @dataclass(frozen=True)
 class _Folder:
     about: dict[str, Any]
-    content: dict[str, tuple[Images, torch.Tensor]]  # of each file: those of the images at an index
+    content: dict[str, tuple[Images, torch.Tensor]]  # of each file: images, and which of them
 
 
-def stretches(clients: int, nodes: int) -> list[range]:
-    """Which clients live on which node: in order, and as many on each, within one."""
+def clients_by_node(clients: int, nodes: int) -> list[range]:
+    """The clients of each node: consecutive, and as many on each, within one."""
     if nodes < 1:
-        raise FedlensError(f"A federation has at least 1 node, not {nodes}.")
+        raise FedlensError(f"nodes={nodes} must be 1 or more.")
     if nodes > clients:
         raise FedlensError(
-            f"{nodes} nodes are more than the {clients} clients they would hold: choose {clients} "
-            "or fewer, or raise federated.clients."
+            f"nodes={nodes} is more than the {clients} clients: choose {clients} or fewer, or more "
+            "clients."
         )
     return [range(i * clients // nodes, (i + 1) * clients // nodes) for i in range(nodes)]
 
 
 def node_name(number: int) -> str:
-    """Of its folder, and of whatever else is this node's."""
+    """The name of a node's folder and of its key."""
     return f"node-{number}"
 
 
@@ -84,52 +84,54 @@ def write(
     *,
     dataset: Dataset,
     images: Images,
-    kept: torch.Tensor,
-    held_out: torch.Tensor,
+    train_index: torch.Tensor,
+    validation_index: torch.Tensor,
     test: Images,
     partition: Partition,
-    world: Mapping[str, Any],
+    partition_spec: Mapping[str, Any],
     nodes: int,
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Writes server/ and node-0/, node-1/, … into `folder`; False if all of it stood there already.
+    """Writes server/ and node-0/, node-1/, … into `folder`; False if all of it existed already.
 
-    The partition's positions count within `kept`. What is missing or damaged is written again;
-    what belongs to another world, or is not ours, is refused before anything is touched. Between
-    two folders `check` may raise to give up: the same call later writes the rest.
+    The partition's positions are those in `train_index`. Missing or damaged folders are written
+    again; a folder of another federation, or one that is not a shard, is refused before anything
+    is changed. Between two folders `check` may raise to stop: the same call later writes the rest.
     """
-    if len(kept) != len(partition.order):
-        raise ValueError(f"a partition of {len(partition.order)} for {len(kept)} training images")
-    homes = stretches(len(partition), nodes)
-    held = histogram(partition, images.labels[kept], len(dataset.classes))
-    order = kept[partition.order]
-    dealt = {"order": order, "offsets": partition.offsets, "held_out": held_out}
+    if len(train_index) != len(partition.order):
+        raise ValueError(
+            f"a partition of {len(partition.order)} for {len(train_index)} training images"
+        )
+    homes = clients_by_node(len(partition), nodes)
+    class_counts = histogram(partition, images.labels[train_index], len(dataset.classes))
+    order = train_index[partition.order]
+    assignment = {"order": order, "offsets": partition.offsets, "held_out": validation_index}
     shared = {
         "version": VERSION,
         "dataset": dataset.name,
         "classes": list(dataset.classes),
-        "of": dataset.digest,
-        "world": json.loads(json.dumps(dict(world), allow_nan=False)),  # as it will be read
+        "dataset_digest": dataset.digest,
+        "partition_spec": json.loads(json.dumps(dict(partition_spec), allow_nan=False)),
         "nodes": nodes,
-        "deal": params.digest(dealt),
+        "partition_digest": params.digest(assignment),
     }
     wanted = {}
     for node, home in enumerate(homes):
         own = order[int(partition.offsets[home.start]) : int(partition.offsets[home.stop])]
-        about = {**shared, "kind": "node", **_counted(held, home)}
+        about = {**shared, "kind": "node", **_counted(class_counts, home)}
         wanted[folder / node_name(node)] = _Folder(about, {TRAIN: (images, own)})
-    about = {**shared, "kind": "server", **_counted(held, range(len(held)))}
-    seen = {VALIDATION: (images, held_out), TEST: (test, torch.arange(len(test)))}
-    wanted[folder / "server"] = _Folder(about, seen)  # last: with it the federation is complete
+    about = {**shared, "kind": "server", **_counted(class_counts, range(len(class_counts)))}
+    evaluated = {VALIDATION: (images, validation_index), TEST: (test, torch.arange(len(test)))}
+    wanted[folder / "server"] = _Folder(about, evaluated)  # last: it completes the federation
 
     for stray in {path.parent for path in folder.glob(f"node-*/{ABOUT}")} - wanted.keys():
-        _stands(stray, shared)
-    lacking = [path for path, made in wanted.items() if not _stands(path, made.about)]
-    for path in lacking:
+        _is_complete(stray, shared)
+    missing = [path for path, made in wanted.items() if not _is_complete(path, made.about)]
+    for path in missing:
         check()
         files.clear_partials(folder, of=path.name)
         _write(path, wanted[path])
-    return bool(lacking)
+    return bool(missing)
 
 
 def read_node(folder: Path) -> NodeShard:
@@ -139,7 +141,7 @@ def read_node(folder: Path) -> NodeShard:
 
 
 def read_server(folder: Path) -> ServerShard:
-    """The test images are neither read nor checked before `load_test` is called."""
+    """The server's shard; test images are neither read nor checked before `load_test` is called."""
     about = _about(folder, kind="server")
     if not (folder / TEST).is_file():
         raise _unusable(folder, f"{TEST} is missing")
@@ -150,14 +152,14 @@ def read_server(folder: Path) -> ServerShard:
     )
 
 
-def _counted(held: torch.Tensor, clients: range) -> dict[str, Any]:
-    rows = {client: held[client].tolist() for client in clients}
-    listed = {str(k): {"examples": sum(row), "held": row} for k, row in rows.items()}
-    return {"clients_in_all": len(held), "clients": listed}
+def _counted(class_counts: torch.Tensor, clients: range) -> dict[str, Any]:
+    rows = {client: class_counts[client].tolist() for client in clients}
+    listed = {str(k): {"examples": sum(row), "class_counts": row} for k, row in rows.items()}
+    return {"total_clients": len(class_counts), "clients": listed}
 
 
 def _write(folder: Path, made: _Folder) -> None:
-    """The description comes last, and the folder gets its name once all of it is on the disk."""
+    """Writes shard.json last; the folder gets its name once all of it is on the disk."""
     sums = {}
     with files.replacing(folder) as temporary:
         temporary.mkdir()
@@ -166,76 +168,76 @@ def _write(folder: Path, made: _Folder) -> None:
             (temporary / name).write_bytes(data)
             sums[name] = hashlib.sha256(data).hexdigest()
         about = {**made.about, "files": sums}
-        files.write_json(temporary / ABOUT, {**about, "seal": _seal(about)})
+        files.write_json(temporary / ABOUT, {**about, "digest": _digest(about)})
 
 
-def _stands(folder: Path, wanted: Mapping[str, Any]) -> bool:
-    """Whether the folder is there as wanted and whole; refuses what is not ours to replace."""
+def _is_complete(folder: Path, wanted: Mapping[str, Any]) -> bool:
+    """Whether the folder exists as wanted and undamaged; refuses what must not be replaced."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        found = _about(folder)
+        about = _about(folder)
     except FedlensError as error:
         raise FedlensError(
-            f"{folder} is in the way, and no shard that can be told to be ours: move it away, or "
-            "choose another --federation."
+            f"{folder} exists and is not a shard that fedlens wrote: move it away, or choose "
+            "another --federation."
         ) from error
-    theirs, ours = ({key: about[key] for key in SHARED} for about in (found, wanted))
-    if difference := next(_differences(theirs, ours), None):
+    existing, new = ({key: one[key] for key in SHARED} for one in (about, wanted))
+    if difference := next(_differences(existing, new), None):
         raise FedlensError(
             f"{folder} belongs to another federation ({difference}): choose another "
-            "--federation, or remove the old one first."
+            "--federation, or delete the old one first."
         )
-    alike = all(found[key] == value for key, value in wanted.items())
-    return alike and all(
+    same = all(about[key] == value for key, value in wanted.items())
+    return same and all(
         (folder / name).is_file() and files.sha256(folder / name) == expected
-        for name, expected in found["files"].items()
+        for name, expected in about["files"].items()
     )
 
 
-def _differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in [*there, *(key for key in here if key not in there)]:
+def _differences(existing: Any, new: Any, path: str = "") -> Iterator[str]:
+    if isinstance(existing, dict) and isinstance(new, dict):
+        for key in [*existing, *(key for key in new if key not in existing)]:
             below = f"{path}.{key}" if path else key
-            yield from _differences(there.get(key), here.get(key), below)
-    elif there != here:
-        yield f"its {path} is {there}, not {here}"
+            yield from _differences(existing.get(key), new.get(key), below)
+    elif existing != new:
+        yield f"its {path} is {existing}, not {new}"
 
 
 def _about(folder: Path, kind: str | None = None) -> dict[str, Any]:
-    """What shard.json says, once it is seen to be whole and of this kind."""
+    """The content of shard.json, refused unless it is undamaged and of this kind."""
     try:
-        found = files.read_json(folder / ABOUT)
+        about = files.read_json(folder / ABOUT)
     except FedlensError as error:
         raise _unusable(folder, f"{ABOUT} is missing or cannot be read") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        raise _unusable(folder, f"{ABOUT} is not one of this version of fedlens")
-    if found.get("seal") != _seal(found):
-        raise _unusable(folder, f"{ABOUT} does not match its seal")
-    if kind not in (None, found["kind"]):
+    if not isinstance(about, dict) or about.get("version") != VERSION:
+        raise _unusable(folder, f"{ABOUT} is not of this version of fedlens")
+    if about.get("digest") != _digest(about):
+        raise _unusable(folder, f"{ABOUT} does not match its checksum")
+    if kind not in (None, about["kind"]):
         other = "a folder node-…" if kind == "node" else "the folder server"
-        raise FedlensError(f"{folder} is a {found['kind']}'s shard, not a {kind}'s: give {other}.")
-    return found
+        raise FedlensError(f"{folder} is a {about['kind']}'s shard, not a {kind}'s: give {other}.")
+    return about
 
 
-def _seal(about: Mapping[str, Any]) -> str:
-    """It covers the data too, whose checksums are part of the description."""
-    text = json.dumps({k: v for k, v in about.items() if k != "seal"}, sort_keys=True)
+def _digest(about: Mapping[str, Any]) -> str:
+    """Of the description, and so of the data too, whose checksums are part of it."""
+    text = json.dumps({k: v for k, v in about.items() if k != "digest"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    held = torch.zeros(about["clients_in_all"], len(about["classes"]), dtype=torch.int64)
-    for client, counts in about["clients"].items():
-        held[int(client)] = torch.tensor(counts["held"])
-    sizes = held.sum(1)
+    class_counts = torch.zeros(about["total_clients"], len(about["classes"]), dtype=torch.int64)
+    for client, row in about["clients"].items():
+        class_counts[int(client)] = torch.tensor(row["class_counts"])
+    sizes = class_counts.sum(1)
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return {
         **{key: about[key] for key in SHARED},
         "classes": tuple(about["classes"]),
-        "held": held,
+        "class_counts": class_counts,
         "partition": Partition(order=torch.arange(int(sizes.sum())), offsets=offsets),
-        "digest": about["seal"],
+        "digest": about["digest"],
     }
 
 
@@ -250,6 +252,6 @@ def _images(folder: Path, about: Mapping[str, Any], name: str) -> Images:
 
 def _unusable(folder: Path, reason: str) -> FedlensError:
     return FedlensError(
-        f"{folder} is not a whole shard ({reason}): copy it from where it was written, or write it "
-        f"with 'fedlens flower partition … --federation {folder.parent}'."
+        f"{folder} is not a complete shard ({reason}): copy it again, or write it with 'fedlens "
+        f"flower partition … --federation {folder.parent}'."
     )

@@ -1,4 +1,4 @@
-"""Who may look at what: a stratified validation split, and a test split that stays sealed.
+"""A stratified validation split, and a test split that stays sealed until the choice is made.
 
 Choosing anything on test data makes its accuracy optimistic, so code that chooses cannot read it.
 """
@@ -25,13 +25,13 @@ def stratified(
     has exactly round(fraction·N) samples.
     """
     if not 0 <= fraction < 1:
-        raise FedlensError(f"A validation fraction lies in [0, 1), not {fraction}.")
+        raise FedlensError(f"The validation fraction must be in [0, 1), not {fraction}.")
     counts = torch.bincount(labels)
     quota = _largest_remainder(counts, fraction)
     if (emptied := (quota == counts) & (counts > 0)).any():
         raise FedlensError(
             f"A validation fraction of {fraction} leaves class {int(emptied.nonzero()[0])} "
-            "without a training sample: choose a smaller one."
+            "without training samples: choose a smaller fraction."
         )
     shuffled = torch.randperm(len(labels), generator=rng.generator(seed, "split"))
     grouped = shuffled[labels[shuffled].argsort(stable=True)]  # by class, shuffled within it
@@ -51,7 +51,7 @@ def _largest_remainder(counts: torch.Tensor, fraction: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """What has been chosen, and on what, before the test split is looked at."""
+    """What was chosen, and on which data, before the test split is opened."""
 
     parameters: str  # the digest of the chosen parameters
     chosen_on: Literal["validation", "last"]
@@ -65,8 +65,8 @@ class TestLeak(FedlensError):
 class SealedTest:
     """The test split, readable once the choice is made and for that choice only.
 
-    It guards against mistakes (a best epoch or an α picked on test accuracy), not against malice:
-    Python hides nothing. A resumed run passes the choice it had already made as `opened`.
+    It prevents mistakes (a best epoch or an α picked on test accuracy), not malice: Python hides
+    nothing. A resumed run passes the choice it had already made as `opened`.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class SealedTest:
     def open(self, choice: Choice) -> Images:
         if self.__opened not in (None, choice):
             raise TestLeak(
-                f"The test split was opened for {self.__opened}; {choice} would be a second "
-                "choice, made after seeing it: start another run under another run.name."
+                f"The test split was opened for {self.__opened}, so it cannot be opened for "
+                f"{choice}, which could depend on test results: start a new run."
             )
         self.__opened = choice
         return self.__read()
@@ -96,10 +96,12 @@ class SealedTest:
         measure: Callable[Concatenate[Images, P], Mapping[str, float]],
         sink: Callable[[Mapping[str, float]], None],
     ) -> Callable[P, None]:
-        """A write-only channel for test curves: what is measured goes to the sink and the caller
-        gets None, so selection, early stopping and schedulers have nothing to read."""
+        """A function that measures on test data, passes the result to `sink` and returns None.
+
+        Selection, early stopping and schedules thus have nothing to read.
+        """
         if not self.__curves:
-            raise TestLeak("Test curves were not asked for: set evaluate.test_curve=true.")
+            raise TestLeak("Test curves are off: pass curves=True (evaluate.test_curve=true).")
 
         def record(*args: P.args, **kwargs: P.kwargs) -> None:
             sink(measure(self.__read(), *args, **kwargs))

@@ -1,4 +1,4 @@
-"""Backbones as rows of one table: what timm builds, how its inputs look, where its weights are.
+"""Backbones as rows of one table: how timm builds them, their inputs and their weights.
 
 A backbone maps normalised images [B, 3, R, R] to features [B, D] and has no classifier.
 """
@@ -28,20 +28,20 @@ HALF: Channels = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Backbone:
-    """Either a name timm knows, or the arguments of a small VisionTransformer of our own."""
+    """Either a model of timm, or the arguments of a small VisionTransformer."""
 
     name: str
-    patch: int  # the resolution is a multiple of it; 1 where any resolution will do
+    patch: int  # the resolution is a multiple of it; 1: any resolution
     resolution: int
     mean: Channels
     std: Channels
     paper: str
     timm_name: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()  # local names of its weights, first one preferred
+    files: tuple[str, ...] = ()  # local names of its weights, in order of preference
     repository: str | None = None  # on the Hugging Face hub
-    classifier: tuple[str, ...] = ("head",)  # the pretraining's own head, dropped on loading
-    sized: bool = True  # built for one resolution (position embeddings), not for any
+    classifier: tuple[str, ...] = ("head",)  # the pretraining's head, dropped on loading
+    sized: bool = True  # has position embeddings, so it is built for one resolution
 
 
 TABLE = {
@@ -80,7 +80,7 @@ TABLE = {
             repository="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
             paper="Steiner et al., 2021, https://arxiv.org/abs/2106.10270",
         ),
-        Backbone(  # pretrained by the project itself on synthetic classes: no file to find
+        Backbone(  # pretrained by fedlens on synthetic classes: there is no file
             name="vit_pico",
             arguments={
                 "patch_size": 8,
@@ -102,7 +102,7 @@ TABLE = {
 
 
 def find(name: str) -> Backbone:
-    """The row called `name`; `timm:<name>` makes a row of any model timm knows."""
+    """The row called `name`; `timm:<name>` gives a row of any model of timm."""
     if name.startswith("timm:"):
         return _from_timm(name.removeprefix("timm:"))
     if name not in TABLE:
@@ -122,9 +122,9 @@ def _from_timm(name: str) -> Backbone:
         known = [*timm.list_models(), *timm.list_pretrained()]
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean 'timm:{near[0]}'?" if near else "timm.list_models() lists them all."
-        raise FedlensError(f"timm knows no model '{name}': {hint}")
+        raise FedlensError(f"timm has no model '{name}': {hint}")
     full = f"{config.architecture}.{config.tag}" if config.tag else config.architecture
-    with torch.device("meta"):  # its shape, without the cost of its numbers
+    with torch.device("meta"):  # shapes only, without memory for the weights
         shape = timm.create_model(name, pretrained=False, num_classes=0)
     patch = getattr(getattr(shape, "patch_embed", None), "patch_size", 1)
     classifier = config.classifier or ()
@@ -144,7 +144,7 @@ def _from_timm(name: str) -> Backbone:
 
 
 def create(row: Backbone, *, resolution: int | None = None, seed: int = 0) -> nn.Module:
-    """The backbone with random weights addressed by `seed`; the global generator is not touched."""
+    """The backbone with random weights from `seed`; the global generator is left unchanged."""
     resolution = row.resolution if resolution is None else resolution
     check_resolution(row, resolution)
     size: dict[str, Any] = {"img_size": resolution} if row.sized else {}
@@ -160,29 +160,29 @@ def create(row: Backbone, *, resolution: int | None = None, seed: int = 0) -> nn
 
 
 def check_resolution(row: Backbone, resolution: int) -> None:
-    """Refuses a resolution that cannot be cut into whole patches."""
+    """Refuses a resolution that is not a whole number of patches."""
     below = resolution // row.patch * row.patch
     if below != resolution or resolution < 1:
         fits = [size for size in (below, below + row.patch) if size > 0]
         raise FedlensError(
-            f"{row.name} reads patches of {row.patch} px, which do not tile {resolution} px: "
-            f"set backbone.resolution to {' or '.join(map(str, fits))}."
+            f"{row.name} has patches of {row.patch} px, so resolution={resolution} must be a "
+            f"multiple of it: choose {' or '.join(map(str, fits))}."
         )
 
 
 def width(backbone: nn.Module) -> int:
     """D, the length of a feature vector."""
-    found = getattr(backbone, "head_hidden_size", None) or backbone.num_features
-    return int(cast(int, found))
+    features = getattr(backbone, "head_hidden_size", None) or backbone.num_features
+    return int(cast(int, features))
 
 
 def freeze_blocks(backbone: nn.Module, n: int) -> None:
-    """The embeddings and the first n blocks stop requiring gradients; n = 0 freezes nothing."""
+    """Freezes the embeddings and the first n blocks; n = 0 freezes nothing."""
     if n == 0:
         return
     depth = _depth(backbone)
     if not 0 < n <= depth:
-        raise FedlensError(f"This backbone has {depth} blocks, so freeze_blocks={n} cannot be met.")
+        raise FedlensError(f"freeze_blocks={n} must be in 0 to {depth}, the number of blocks.")
     for block, parameter in _by_block(backbone, depth):
         if block < n:
             parameter.requires_grad_(False)
@@ -192,7 +192,7 @@ def last_blocks(backbone: nn.Module, n: int) -> None:
     """Exactly the last n blocks and the final norm require gradients."""
     depth = _depth(backbone)
     if not 1 <= n <= depth:
-        raise FedlensError(f"This backbone has {depth} blocks, so last_blocks:{n} cannot be met.")
+        raise FedlensError(f"last_blocks:{n} must be in 1 to {depth}, the number of blocks.")
     for block, parameter in _by_block(backbone, depth):
         parameter.requires_grad_(block >= depth - n)
 
@@ -202,14 +202,14 @@ def _depth(backbone: nn.Module) -> int:
     patches = hasattr(backbone, "patch_embed")  # some convolutional nets call their stages blocks
     if not patches or not isinstance(blocks, nn.Sequential | nn.ModuleList):
         raise FedlensError(
-            f"{type(backbone).__name__} has no sequence of transformer blocks, so it can be "
-            "trained whole or frozen whole, not by blocks."
+            f"{type(backbone).__name__} has no sequence of transformer blocks: train or freeze all "
+            "of it."
         )
     return len(blocks)
 
 
 def _by_block(backbone: nn.Module, depth: int) -> Iterator[tuple[int, nn.Parameter]]:
-    """Each parameter with its block's number; −1 for embeddings, `depth` for what follows."""
+    """Each parameter with its block's number; −1 for embeddings, `depth` after the blocks."""
     for name, parameter in backbone.named_parameters():
         head, _, rest = name.partition(".")
         if head == "blocks":

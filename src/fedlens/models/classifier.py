@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Classifier(nn.Module):
-    """On cached features the backbone is `nn.Identity`."""
+    """A backbone with a head; on cached features the backbone is `nn.Identity`."""
 
     def __init__(self, backbone: nn.Module, head: nn.Linear) -> None:
         super().__init__()
@@ -13,8 +13,10 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, inputs: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
-        """`keep` is the dropout mask before the head, already scaled; drawn by the caller, so that
-        it is addressed like every other draw and can be cut into micro-batches."""
+        """`keep` is the dropout mask before the head, already scaled.
+
+        The caller draws it, so that it can be reproduced and split into micro-batches.
+        """
         features: torch.Tensor = self.backbone(inputs)
         if keep is not None:
             features = features * keep

@@ -1,4 +1,4 @@
-"""Linear heads, most of them in closed form from statistics that add up over clients.
+"""Linear heads: trained, or in closed form from statistics that add up over clients.
 
 Ridge with a free intercept: W = (S + λI)⁻¹ Xᵀ(Y − ȳ) and b = ȳ − W x̄, where S = Xᵀ(X − x̄).
 Hoerl & Kennard, 1970; federated: Fanì et al., 2024, https://arxiv.org/abs/2406.01116.
@@ -7,21 +7,27 @@ Hoerl & Kennard, 1970; federated: Fanì et al., 2024, https://arxiv.org/abs/2406
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
 
 from fedlens import rng
 from fedlens.errors import FedlensError
+from fedlens.registry import Range, head
 
 GRID = tuple(10.0**power for power in range(-2, 7))
-NEVER = -1e9  # the bias of a class nobody has seen: finite, and below any score
+UNSEEN_BIAS = -1e9  # of a class without samples: finite, and below any score
+
+Labelled = tuple[torch.Tensor, torch.Tensor]  # features [N, D] and labels [N]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """All that ridge and class means need of (X, y), in float64; sums of parts are the whole's."""
+    """All that ridge and class means need of (X, y), in float64; statistics of parts add up."""
 
     xtx: torch.Tensor  # [D, D], Σ x xᵀ
     class_sums: torch.Tensor  # [C, D], Σ of x over each class: YᵀX
@@ -31,10 +37,10 @@ class Statistics:
     def of(
         cls, features: torch.Tensor, labels: torch.Tensor, classes: int, *, chunk: int = 4096
     ) -> "Statistics":
-        """`chunk` rows at a time, so that a big float32 matrix has no float64 twin."""
-        dim = features.shape[1]
-        xtx = torch.zeros(dim, dim, dtype=torch.float64)
-        class_sums = torch.zeros(classes, dim, dtype=torch.float64)
+        """Converts `chunk` rows at a time to float64, so that no copy of all features is made."""
+        shapes = cls.shapes(features.shape[1], classes)
+        xtx = torch.zeros(shapes["xtx"], dtype=torch.float64)
+        class_sums = torch.zeros(shapes["class_sums"], dtype=torch.float64)
         labels = labels.cpu()
         for start in range(0, len(labels), chunk):
             rows = slice(start, start + chunk)
@@ -44,6 +50,11 @@ class Statistics:
         counts = torch.bincount(labels, minlength=classes).double()
         return cls(xtx, class_sums, counts)
 
+    @classmethod
+    def shapes(cls, width: int, classes: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each field, all of them float64."""
+        return {"xtx": (width, width), "class_sums": (classes, width), "counts": (classes,)}
+
     def __add__(self, other: "Statistics") -> "Statistics":
         if self.class_sums.shape != other.class_sums.shape:
             raise ValueError(f"{self.class_sums.shape} and {other.class_sums.shape} do not add.")
@@ -52,73 +63,167 @@ class Statistics:
         )
 
 
-def linear(dim: int, classes: int, seed: int) -> nn.Linear:
-    """A head to be trained, its start addressed by `seed`."""
+@head(label="linear head", fitted=False, order=1)
+def linear(width: int, classes: int, seed: int) -> nn.Linear:
+    """Initialised at random and trained with the rest of the model."""
     with rng.scoped(rng.generator(seed, "head")):
-        return nn.Linear(dim, classes)
+        return nn.Linear(width, classes)
 
 
-def ridge(stats: Statistics, lam: float) -> nn.Linear:
-    """The head that minimises Σ‖W x + b − onehot(y)‖² + λ‖W‖²."""
-    return next(ridge_path(stats, [lam]))
+@head(label="trained head", fitted=True, by="training", order=2)
+def trained(
+    width: int,
+    classes: int,
+    seed: int,
+    *,
+    lr: Annotated[float, Range("(0, inf)"), "learning rate"] = 0.03,
+    steps: Annotated[int, Range("[1, inf)"), "local steps in all"] = 2000,
+) -> nn.Linear:
+    """Trained on frozen features before the backbone, by the clients if there are any.
+
+    This is the head that its training starts from.
+    """
+    del lr, steps
+    return linear(width, classes, seed)
 
 
-def ridge_path(stats: Statistics, grid: Iterable[float]) -> Iterator[nn.Linear]:
-    """Ridge heads for every λ of `grid`, in its order, from one eigendecomposition."""
-    return (_as_linear(*solution) for solution in solve(stats, grid))
+@head(
+    label="ridge head",
+    paper="Fanì et al., 2024, https://arxiv.org/abs/2406.01116",
+    fitted=True,
+    by="statistics",
+    order=3,
+)
+def ridge(
+    statistics: Statistics,
+    validation: Labelled | None,
+    *,
+    l2: Annotated[float | None, Range("(0, inf)"), "null: chosen on validation"] = None,
+    temperature: Annotated[
+        float | None, Range("(0, inf)"), "scale of the logits; null: fitted on validation"
+    ] = None,
+) -> tuple[nn.Linear, dict[str, float]]:
+    """Minimises Σ‖W x + b − onehot(y)‖² + λ‖W‖², with λ = l2."""
+    if l2 is not None:
+        fitted = next(ridge_path(statistics, [l2]))
+    elif validation is not None:
+        fitted, l2 = choose_ridge(statistics, *validation)
+    else:
+        raise FedlensError("l2 is chosen on validation data: give validation data or set l2.")
+    fitted, temperature = _calibrated(fitted, validation, temperature)
+    return fitted, {"l2": l2, "temperature": temperature}
 
 
-def solve(stats: Statistics, grid: Iterable[float]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(W [C, D], b [C]) in float64 for every λ: with S = QΛQᵀ, W = XᵀY_c · Q(Λ + λ)⁻¹Qᵀ."""
-    if not stats.counts.sum() > 0:
-        raise FedlensError("A ridge head needs at least one sample.")
-    total = stats.counts.sum()
-    mean, prior = stats.class_sums.sum(0) / total, stats.counts / total
-    centred = stats.xtx - total * torch.outer(mean, mean)
-    cross = stats.class_sums - torch.outer(stats.counts, mean)
-    values, vectors = torch.linalg.eigh(centred)
-    values = values.clamp(min=0)  # S is positive semi-definite but for rounding
-    rotated = cross @ vectors
-    for lam in grid:
-        if not lam > 0:
-            raise FedlensError(f"Ridge needs λ > 0, not {lam}.")
-        weight = (rotated / (values + lam)) @ vectors.T
-        yield weight, prior - weight @ mean
-
-
-def choose_ridge(
-    stats: Statistics,
-    features: torch.Tensor,
-    labels: torch.Tensor,
-    grid: Iterable[float] = GRID,
-) -> tuple[nn.Linear, float]:
-    """The ridge head, and its λ, most accurate on validation data; of equals the larger λ."""
-    lams = sorted(grid)
-    best, chosen = -1, None
-    for lam, head in zip(lams, ridge_path(stats, lams), strict=True):
-        with torch.no_grad():
-            correct = int((head.to(features.device)(features).argmax(1) == labels).sum())
-        if correct >= best:
-            best, chosen = correct, (head, lam)
-    if chosen is None:
-        raise FedlensError("The grid of λ is empty.")
-    return chosen
-
-
-def class_means(stats: Statistics) -> nn.Linear:
+@head(
+    label="class-mean head",
+    paper="Legate et al., 2023, https://arxiv.org/abs/2306.03937",
+    fitted=True,
+    by="statistics",
+    order=4,
+)
+def class_means(
+    statistics: Statistics,
+    validation: Labelled | None,
+    *,
+    temperature: Annotated[
+        float | None, Range("(0, inf)"), "scale of the logits; null: fitted on validation"
+    ] = None,
+) -> tuple[nn.Linear, dict[str, float]]:
     """The nearest class mean as a linear head: argmin ‖x − μ‖² = argmax μ·x − ‖μ‖²/2.
 
     A class without samples has no mean; its weight is 0 and its bias so low that it never wins.
     """
-    means = stats.class_sums / stats.counts.clamp(min=1)[:, None]
+    means = statistics.class_sums / statistics.counts.clamp(min=1)[:, None]
     bias = -means.square().sum(1) / 2
-    return _as_linear(means, bias.masked_fill(stats.counts == 0, NEVER))
+    fitted = _as_linear(means, bias.masked_fill(statistics.counts == 0, UNSEEN_BIAS))
+    fitted, temperature = _calibrated(fitted, validation, temperature)
+    return fitted, {"temperature": temperature}
 
 
-def temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
+def fit_ridge(
+    features: torch.Tensor | npt.NDArray[np.floating],
+    labels: torch.Tensor | npt.NDArray[np.integer] | list[int],
+    *,
+    l2: float,
+    classes: int | None = None,
+) -> nn.Linear:
+    """The linear head that minimises Σ‖W x + b − onehot(y)‖² + l2·‖W‖²; b is not penalised.
+
+    Args:
+        features: [N, D].
+        labels: The class of each row, from 0.
+        l2: The penalty λ, above 0.
+        classes: The number of classes; by default the largest label plus one.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> features = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]])
+        >>> head = fl.ridge(features, [0, 0, 1, 1], l2=0.1)
+        >>> head(features).argmax(1).tolist()
+        [0, 0, 1, 1]
+    """
+    features, labels = torch.as_tensor(features), torch.as_tensor(labels)
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise FedlensError(
+            f"features has shape {tuple(features.shape)} and labels {tuple(labels.shape)}: "
+            "give features [N, D] and N labels."
+        )
+    if len(labels) == 0:
+        raise FedlensError("A ridge head needs at least one sample.")
+    if classes is None:
+        classes = int(labels.max()) + 1
+    return next(ridge_path(Statistics.of(features, labels, classes), [l2]))
+
+
+def ridge_path(statistics: Statistics, grid: Iterable[float]) -> Iterator[nn.Linear]:
+    """Ridge heads for every λ of `grid`, in its order, from one eigendecomposition."""
+    return (_as_linear(*solution) for solution in solve(statistics, grid))
+
+
+def solve(
+    statistics: Statistics, grid: Iterable[float]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(W [C, D], b [C]) in float64 for every λ: with S = QΛQᵀ, W = XᵀY_c · Q(Λ + λ)⁻¹Qᵀ."""
+    if not statistics.counts.sum() > 0:
+        raise FedlensError("A ridge head needs at least one sample.")
+    total = statistics.counts.sum()
+    mean, prior = statistics.class_sums.sum(0) / total, statistics.counts / total
+    centred = statistics.xtx - total * torch.outer(mean, mean)
+    cross = statistics.class_sums - torch.outer(statistics.counts, mean)
+    values, vectors = torch.linalg.eigh(centred)
+    values = values.clamp(min=0)  # S is positive semi-definite but for rounding
+    rotated = cross @ vectors
+    for l2 in grid:
+        if not l2 > 0:
+            raise FedlensError(f"l2={l2} must be positive.")
+        weight = (rotated / (values + l2)) @ vectors.T
+        yield weight, prior - weight @ mean
+
+
+def choose_ridge(
+    statistics: Statistics,
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    grid: Iterable[float] = GRID,
+) -> tuple[nn.Linear, float]:
+    """The ridge head, and its λ, most accurate on validation data; ties go to the larger λ."""
+    penalties = sorted(grid)
+    best, chosen = -1, None
+    for l2, fitted in zip(penalties, ridge_path(statistics, penalties), strict=True):
+        with torch.no_grad():
+            correct = int((fitted.to(features.device)(features).argmax(1) == labels).sum())
+        if correct >= best:
+            best, chosen = correct, (fitted, l2)
+    if chosen is None:
+        raise FedlensError("The grid of l2 is empty.")
+    return chosen
+
+
+def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
     """The scale s > 0 that minimises the mean of −log softmax(s·logits)_y, which is convex in s.
 
-    Searched over log s; logits that separate all samples would want s = ∞ and get the bound.
+    Searched over log s between bounds: for logits that separate all samples s would be infinite.
     """
     shifted = logits.detach().to("cpu", torch.float64)
     shifted = shifted - shifted.max(1, keepdim=True).values
@@ -132,15 +237,31 @@ def temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
 
 
-def scaled(head: nn.Linear, s: float) -> nn.Linear:
-    """A head whose logits are s times those of `head`: Guo et al., 2017, arXiv:1706.04599."""
-    return _as_linear(head.weight.detach() * s, head.bias.detach() * s)
+def scaled(linear_head: nn.Linear, s: float) -> nn.Linear:
+    """A head with logits s times those of `linear_head`: Guo et al., 2017, arXiv:1706.04599."""
+    return _as_linear(linear_head.weight.detach() * s, linear_head.bias.detach() * s)
+
+
+def _calibrated(
+    fitted: nn.Linear, validation: Labelled | None, temperature: float | None
+) -> tuple[nn.Linear, float]:
+    """The head scaled by the temperature, which is fitted on validation data if it is None."""
+    if temperature is None:
+        if validation is None:
+            raise FedlensError(
+                "temperature is fitted on validation data: give validation data or set temperature."
+            )
+        features, labels = validation
+        with torch.no_grad():
+            logits = fitted.to(features.device)(features)
+        temperature = fit_temperature(logits, labels)
+    return scaled(fitted, temperature), temperature
 
 
 def _as_linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
-    classes, dim = weight.shape
-    head = nn.Linear(dim, classes, device="meta").to_empty(device=weight.device)  # draws nothing
+    classes, width = weight.shape
+    made = nn.Linear(width, classes, device="meta").to_empty(device=weight.device)  # no random draw
     with torch.no_grad():
-        head.weight.copy_(weight)
-        head.bias.copy_(bias)
-    return head
+        made.weight.copy_(weight)
+        made.bias.copy_(bias)
+    return made

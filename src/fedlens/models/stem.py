@@ -1,7 +1,7 @@
-"""A convolutional stem: patches are embedded by a few small convolutions instead of one large one.
+"""A convolutional stem: a few small convolutions embed the patches instead of one large one.
 
 Xiao et al., 2021, "Early convolutions help transformers see better" (arXiv:2106.14881). After the
-same thousand steps of pretraining, ridge on vit_pico's features is about twice as often right.
+same thousand steps of pretraining, it about doubles the accuracy of ridge on vit_pico's features.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class ConvStem(PatchEmbed):
-    """timm's patch embedding for patches of 8 px, its one projection replaced by three layers."""
+    """timm's patch embedding for patches of 8 px, with three convolutions for its one."""
 
     def __init__(self, *, patch_size: int, embed_dim: int, **rest: Any) -> None:
         if patch_size != 8:

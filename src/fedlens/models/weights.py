@@ -1,7 +1,7 @@
 """Pretrained weights: found, read without running code, checked, and loaded strictly.
 
-Only three things may differ between a file and the model: the pretraining's own head, DINOv2's
-mask token, and the size of the position grid, which is resampled (bicubic, as in timm).
+A file may differ from the model in three things only: the pretraining's head, DINOv2's mask token,
+and the size of the position grid, which is resampled (bicubic, as in timm).
 """
 
 import math
@@ -30,14 +30,14 @@ from fedlens.models import backbones
 from fedlens.models.backbones import Backbone
 
 HUB_FILE = "model.safetensors"
-PATIENCE = 10  # seconds for the hub's first answer: offline should be said soon
+TIMEOUT_S = 10  # of the first request, so that a missing network is reported soon
 WRAPPERS = ("state_dict", "model", "teacher")
 PREFIXES = ("module.", "backbone.")
 
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What the records say about a run's starting point."""
+    """The weights file of a run, for its records."""
 
     path: Path
     sha256: str
@@ -47,17 +47,17 @@ def find(row: Backbone, explicit: Path | None = None, *, download: bool = True) 
     """The file: `explicit`, else under FEDLENS_WEIGHTS, in the caches, else from the hub."""
     if explicit is not None:
         place = _existing(explicit, "backbone.weights")
-        if found := _at(place, row):
-            return found
-        raise FedlensError(f"{place} holds no {_names(row)}: name the file in backbone.weights.")
+        if path := _at(place, row):
+            return path
+        raise FedlensError(f"{place} has no {_names(row)}: set backbone.weights to the file.")
     if not row.files:
-        raise FedlensError(f"{row.name} has no published weights: name a file in backbone.weights.")
+        raise FedlensError(f"{row.name} has no published weights: set backbone.weights to a file.")
     places = [files.cache_dir() / "weights"]
     if named := os.environ.get("FEDLENS_WEIGHTS"):
         places.insert(0, _existing(Path(named), "FEDLENS_WEIGHTS"))
     for place in places:
-        if found := _at(place, row):
-            return found
+        if path := _at(place, row):
+            return path
     if row.repository:
         cached = try_to_load_from_cache(row.repository, HUB_FILE)
         if isinstance(cached, str):
@@ -68,7 +68,7 @@ def find(row: Backbone, explicit: Path | None = None, *, download: bool = True) 
 
 
 def verify(row: Backbone, path: Path, *, expected_sha256: str | None = None) -> LoadedWeights:
-    """For the command line: the file fits the row, key by key."""
+    """Loads the file into a new backbone, to check that it fits."""
     return load(backbones.create(row), row, path, expected_sha256=expected_sha256)
 
 
@@ -77,19 +77,19 @@ def load(
 ) -> LoadedWeights:
     """Fills `backbone` from the file at `path`, every parameter or none."""
     try:
-        found = files.sha256(path)
+        sha256 = files.sha256(path)
     except OSError as error:
         raise FedlensError(f"{path} cannot be opened ({error.strerror}).") from error
-    if expected_sha256 is not None and found != expected_sha256.lower():
+    if expected_sha256 is not None and sha256 != expected_sha256.lower():
         raise FedlensError(
-            f"{path} has sha256 {found}, not {expected_sha256}: it is another file than the one "
-            "that was asked for."
+            f"{path} has sha256 {sha256}, not {expected_sha256}: use the file with that hash, or "
+            "change backbone.sha256."
         )
-    given = _fitted(backbone, row, read(path))
-    if fault := params.mismatch(backbone.state_dict(), given):
+    tensors = _fitted(backbone, row, read(path))
+    if fault := params.mismatch(backbone.state_dict(), tensors):
         raise FedlensError(f"{path} does not fit {row.name}: {fault}.")
-    backbone.load_state_dict(given, strict=True)
-    return LoadedWeights(path, found)
+    backbone.load_state_dict(tensors, strict=True)
+    return LoadedWeights(path, sha256)
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -102,7 +102,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
         raise FedlensError(f"{path} is neither .safetensors nor .pth, .pt or .bin.")
     tensors = _unwrapped(content)
     if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
-        raise FedlensError(f"{path} holds no state dict (names and tensors, nothing else).")
+        raise FedlensError(f"{path} is not a state dict (only names and tensors): save one.")
     for prefix in PREFIXES:
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
@@ -127,30 +127,30 @@ def _read_pickle(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FedlensError(
-            f"{path} is damaged or holds more than tensors, and unpickling that could run any "
-            "code: take the state dict alone, best as safetensors."
+            f"{path} is damaged or has more than tensors, and unpickling it could run any code: "
+            "save only the state dict, best as safetensors."
         ) from error
     except Exception as error:  # torch names no type for a damaged file: RuntimeError, EOFError, …
         raise _unreadable(path) from error
 
 
 def _fitted(
-    backbone: nn.Module, row: Backbone, given: Mapping[str, torch.Tensor]
+    backbone: nn.Module, row: Backbone, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`given` without what no backbone keeps, its position embeddings on the model's grid.
+    """`tensors` without head and mask token, with position embeddings on the model's grid.
 
-    timm's checkpoint_filter_fn would do this too, but it also resamples patch embeddings, and so
-    would take the weights of one patch size for those of another.
+    timm's checkpoint_filter_fn also resamples patch embeddings, and so would accept the weights of
+    another patch size.
     """
     dropped = ("mask_token", *(f"{head}." for head in row.classifier))
-    kept = {name: value for name, value in given.items() if not name.startswith(dropped)}
-    ours, theirs = backbone.state_dict().get("pos_embed"), kept.get("pos_embed")
-    if ours is not None and theirs is not None and ours.ndim == theirs.ndim == 3:
+    kept = {name: value for name, value in tensors.items() if not name.startswith(dropped)}
+    wanted, stored = backbone.state_dict().get("pos_embed"), kept.get("pos_embed")
+    if wanted is not None and stored is not None and wanted.ndim == stored.ndim == 3:
         grid: tuple[int, int] = cast(Any, backbone).patch_embed.grid_size
-        prefix = ours.shape[1] - math.prod(grid)  # class and register tokens have no place in it
-        patches = theirs.shape[1] - prefix
+        prefix = wanted.shape[1] - math.prod(grid)  # class and register tokens are not on it
+        patches = stored.shape[1] - prefix
         if patches > 0 and math.isqrt(patches) ** 2 == patches:
-            kept["pos_embed"] = resample_abs_pos_embed(theirs, list(grid), num_prefix_tokens=prefix)
+            kept["pos_embed"] = resample_abs_pos_embed(stored, list(grid), num_prefix_tokens=prefix)
     return kept
 
 
@@ -168,7 +168,7 @@ def _names(row: Backbone) -> str:
 def _existing(path: Path, source: str) -> Path:
     path = path.expanduser()
     if not path.exists():
-        raise FedlensError(f"{source} names {path}, which does not exist.")
+        raise FedlensError(f"{source} is {path}, which does not exist.")
     return path
 
 
@@ -176,20 +176,20 @@ def _download(row: Backbone) -> Path:
     if row.repository is None:
         raise _unavailable(row, "timm publishes none")
     try:
-        # Asked once before the download, whose own retries would take half a minute to say no.
-        get_hf_file_metadata(hf_hub_url(row.repository, HUB_FILE), timeout=PATIENCE)
-        return Path(hf_hub_download(row.repository, HUB_FILE, etag_timeout=PATIENCE))
+        # One request before the download, whose retries would take half a minute to fail.
+        get_hf_file_metadata(hf_hub_url(row.repository, HUB_FILE), timeout=TIMEOUT_S)
+        return Path(hf_hub_download(row.repository, HUB_FILE, etag_timeout=TIMEOUT_S))
     except Exception as error:  # the hub's client has changed its HTTP library more than once
         raise _unavailable(row, " ".join(str(error).split()) or type(error).__name__) from error
 
 
 def _unavailable(row: Backbone, reason: str) -> FedlensError:
     return FedlensError(
-        f"The weights of {row.name} are not here and could not be downloaded ({reason}): put "
-        f"{_names(row)} into {files.cache_dir() / 'weights'} or the folder "
-        "FEDLENS_WEIGHTS names, or try the embedded world: backbone=vit_pico data=synthetic."
+        f"The weights of {row.name} were not found and could not be downloaded ({reason}): put "
+        f"{_names(row)} into {files.cache_dir() / 'weights'} or the folder FEDLENS_WEIGHTS, or use "
+        "the synthetic benchmark (backbone=vit_pico data=synthetic)."
     )
 
 
 def _unreadable(path: Path) -> FedlensError:
-    return FedlensError(f"{path} cannot be read: it is damaged or incomplete, so fetch it again.")
+    return FedlensError(f"{path} is damaged or incomplete: download it again.")
