@@ -1,1 +1,1 @@
-"""Task vectors: what a model learned as a difference of parameters, and algebra on it."""
+"""Task vectors: differences of parameters that encode what a model learned, and their algebra."""

@@ -1,7 +1,6 @@
 """Client algebra after training: coefficients that drop, re-weight or negate clients' task vectors.
 
-Forgetting by negation, and the accuracy it may cost elsewhere: Ilharco et al., 2023,
-https://arxiv.org/abs/2212.04089.
+Forgetting by negation and its cost on other data: Ilharco et al., 2023, arXiv:2212.04089.
 """
 
 from collections import Counter
@@ -21,30 +20,31 @@ def coefficients(
     weights = weights or {}
     named = Counter([*drop, *negate, *weights])
     if unknown := sorted(named.keys() - set(clients)):
-        raise FedlensError(f"Client {unknown[0]} took no part: name clients that did.")
+        raise FedlensError(f"Client {unknown[0]} did not take part: name clients that did.")
     if repeated := sorted(client for client, times in named.items() if times > 1):
         raise FedlensError(
-            f"Client {repeated[0]} is named twice: drop, negate or re-weight it, once."
+            f"Client {repeated[0]} is named twice: either drop, negate or re-weight it."
         )
     changed = {**dict.fromkeys(drop, 0.0), **dict.fromkeys(negate, -1.0), **weights}
     return {client: float(changed.get(client, 1.0)) for client in clients}
 
 
-def forgetting_choice(
+def choose_forgetting_scale(
     alphas: Sequence[float],
     target: Sequence[float],
     control: Sequence[float],
     *,
     keep: float = 0.95,
 ) -> float:
-    """The scale λ at which the target is forgotten most and the control is kept well enough.
+    """The scale λ that forgets the target most while control accuracy stays high enough.
 
-    The lowest target accuracy among those with control accuracy at least `keep` of that at λ = 0;
-    of equals the λ nearest to 0. The accuracies must be of validation data, never of test data.
+    This is the λ of the lowest target accuracy, among those whose control accuracy is at least
+    `keep` times that at λ = 0; ties go to the λ nearest to 0. Pass accuracies on validation data,
+    never on test data.
     """
     rows = list(zip(alphas, target, control, strict=True))
     if 0 not in alphas:
-        raise FedlensError("Forgetting is measured against the model as it is: add λ = 0.")
+        raise FedlensError("Forgetting is measured relative to the unchanged model: add λ = 0.")
     least = keep * next(kept for alpha, _, kept in rows if alpha == 0)
     return min((forgotten, abs(alpha), alpha) for alpha, forgotten, kept in rows if kept >= least)[
         2

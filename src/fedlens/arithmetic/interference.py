@@ -1,8 +1,7 @@
-"""How task vectors get in each other's way: signs, angles, and what merging does to predictions.
+"""Interference of task vectors: sign conflicts, cosines, disentanglement error, loss barriers.
 
-Disentanglement error ξ(α₁, α₂): Ortiz-Jimenez et al., 2023, arXiv:2305.12827; sign conflict: Yadav
-et al., 2023, arXiv:2306.01708; linear mode connectivity: Frankle et al., 2020, arXiv:1912.05671,
-measured from the chord (Entezari et al., 2021, arXiv:2110.06296). Nothing here knows a model.
+Disentanglement error ξ: Ortiz-Jimenez et al., 2023, arXiv:2305.12827; sign conflict: Yadav et al.,
+2023, arXiv:2306.01708; loss barrier above the chord: Entezari et al., 2021, arXiv:2110.06296.
 """
 
 import math
@@ -20,7 +19,7 @@ Predict = Callable[[Params], tuple[torch.Tensor, torch.Tensor]]
 
 
 def sign_conflict(vectors: Sequence[Params]) -> float | None:
-    """Of the coordinates that at least two vectors move, the share moved in both directions.
+    """The share of coordinates moved in both directions, of those that two or more vectors move.
 
     None if there is no such coordinate.
     """
@@ -61,14 +60,14 @@ def cosine_matrix(vectors: Sequence[Params]) -> Matrix:
 def _products(
     vectors: Sequence[Params], of: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[list[float]]:
-    """Dot products of all pairs, after `of`, in float64: one tensor of every vector at a time."""
+    """Dot products of all pairs of vectors, mapped by `of`, in float64, tensor by tensor."""
     same_space(*vectors)
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for name in vectors[0]:
         rows = of(torch.stack([vector[name].detach().double().reshape(-1) for vector in vectors]))
         total += (rows @ rows.T).cpu()
-    found: list[list[float]] = total.tolist()
-    return found
+    products: list[list[float]] = total.tolist()
+    return products
 
 
 @dataclass(frozen=True)
@@ -84,16 +83,16 @@ class Disentanglement:
 def disentanglement(
     base: Params, first: Params, second: Params, alphas: Sequence[float], predict: Predict
 ) -> Disentanglement:
-    """On task t's data, how often θ₀ + α₁τ₁ + α₂τ₂ says other than θ₀ + α_tτ_t alone.
+    """On task t's data, how often the predictions of θ₀ + α₁τ₁ + α₂τ₂ and θ₀ + α_tτ_t differ.
 
     `predict` gives the labels predicted on the first and on the second task's data. It is called
-    once for every different model, and no more than the labels of single-task models are held.
+    once for every different model; only the labels of single-task models are kept.
     """
 
     def labels(one: float, two: float) -> tuple[torch.Tensor, torch.Tensor]:
         return predict(applied(base, composed([(one, first), (two, second)])))
 
-    # An α of 0 has its row and its column of merged models in here too.
+    # With α = 0, merged models are single-task models, so these are reused for them.
     alone = [(alpha, 0.0) for alpha in alphas] + [(0.0, alpha) for alpha in alphas]
     single = {pair: labels(*pair) for pair in dict.fromkeys(alone)}
     errors: tuple[list[list[float]], list[list[float]]] = ([], [])
@@ -115,9 +114,9 @@ def _differing(labels: torch.Tensor, others: torch.Tensor) -> float:
 def normalised(
     merged: Sequence[float], single: Sequence[float]
 ) -> tuple[list[float | None], float | None]:
-    """Accuracy of the merged model over that of each task's own model, per task and on average.
+    """Accuracy of the merged model divided by that of each task's own model, and their mean.
 
-    None for a task whose own model is never right, and out of the average.
+    None for a task whose own model has accuracy 0, which the mean leaves out.
     """
     ratios = [m / s if s else None for m, s in zip(merged, single, strict=True)]
     known = [ratio for ratio in ratios if ratio is not None]
@@ -125,9 +124,10 @@ def normalised(
 
 
 def barrier(alphas: Sequence[float], losses: Sequence[float]) -> float:
-    """The loss's highest rise above the chord, max over α ∈ [0, 1] of L(α) − (1−α)L(0) − αL(1).
+    """The highest rise above the chord, max over α ∈ [0, 1] of L(α) − (1−α)L(0) − αL(1).
 
-    0 where two models are linearly connected; α beyond the two is left out.
+    0 if the two models are linearly connected (Frankle et al., 2020, arXiv:1912.05671); α outside
+    [0, 1] is ignored.
     """
     at = dict(zip(alphas, losses, strict=True))
     if 0 not in at or 1 not in at:

@@ -1,211 +1,297 @@
-"""Many task vectors into one: each is thinned (row's `keep`), then all are joined (`combine`).
+"""Many task vectors into one: τ = λ · combine(thin(τ_1), …, thin(τ_n)), one method per row.
 
-Weights enter as factors f_k = n·p_k, where Σ p_k = 1: equal weights make every factor 1, and then
-each row is its paper's formula. All but task arithmetic, which sums, average in some way, so that
-with λ = 1 they can take the mean's place on the server; but not with its length: TIES divides an
-entry by those that agree on it, so vectors with little in common make a longer one than their mean.
+Weights enter as factors with mean 1: equal weights make every factor 1, and then each row is its
+paper's formula. All rows average in some way, except task arithmetic, which sums.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, Any
 
 import torch
+from torch import Tensor
 
 from fedlens.arithmetic.task_vectors import same_space
-from fedlens.errors import FedlensError, suggest
-from fedlens.params import Params
+from fedlens.errors import FedlensError
+from fedlens.params import Params, mismatch
+from fedlens.registry import Range, Row, merge_method
 from fedlens.rng import Stream
 
-
-@dataclass(frozen=True)
-class MergeSettings:
-    scale: float = 1.0  # λ, on the merged vector
-    density: float = 0.2  # the share of a vector's entries kept: TIES, DARE, Breadcrumbs
-    outliers: float = 0.01  # Breadcrumbs: the share of a tensor's largest entries cut off
-    agreement: int = 2  # consensus: entries are kept where so many tasks, or all, are active
-    threshold: float = 0.4  # consensus: λ_t, how far a task must stand out to be active
-
-    def __post_init__(self) -> None:
-        for name, fine, where in [
-            ("density", 0 < self.density <= 1, "in (0, 1]: it is the share kept"),
-            ("outliers", 0 <= self.outliers < 1, "in [0, 1)"),
-            ("agreement", self.agreement >= 1, "at 1 or above"),
-            ("threshold", self.threshold >= 0, "at 0 or above"),
-        ]:
-            if not fine:
-                raise FedlensError(f"Merging needs {name} {where}, not {getattr(self, name)}.")
-
-
-Draw = Callable[[str], torch.Generator]  # of one vector, by the name of the tensor
-Keep = Callable[[Params, MergeSettings, Draw], dict[str, torch.Tensor]]
-Values = Sequence[torch.Tensor]  # one tensor of every vector
-Combine = Callable[[Values, Sequence[float], MergeSettings], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Row:
-    """`keep` marks a vector's entries that stay; `combine(values, factors, settings)` joins one
-    tensor of all vectors, in float64."""
-
-    combine: Combine
-    paper: str
-    about: str
-    keep: Keep | None = None
+# A method takes the vectors and their weights, in the order of the vectors' ids, and returns the
+# merged vector; weights have mean 1. Its parameters are keyword arguments. A row with random=True
+# also takes one source of random numbers per vector, as a third argument.
+Method = Callable[..., Params]
+Draw = Callable[[str], torch.Generator]  # tensor name → generator; one for every vector
+Values = Sequence[Tensor]  # one tensor of every vector, in float64
+Combine = Callable[[Values, Sequence[float]], Tensor]
+Vector = dict[str, Tensor]
 
 
 def merge(
-    method: str,
     vectors: Sequence[Params],
-    weights: Sequence[float],
-    settings: MergeSettings,
-    stream: Stream,
-    ids: Sequence[int],
-) -> dict[str, torch.Tensor]:
-    """The merged vector in float64; `ids` number the vectors' owners, such as clients.
+    method: str | Row | Method = "average",
+    *,
+    weights: Sequence[float] | None = None,
+    seed: int = 0,
+    stream: Stream | None = None,
+    ids: Sequence[int] | None = None,
+    **parameters: Any,
+) -> Vector:
+    """Merges task vectors into one, in float64 whatever the vectors' type.
 
-    Vectors are taken in the order of their ids and draws belong to an id, so the order in which
-    they are given does not matter, bit for bit. Shapes are free: a vector may hold just the trained
-    entries, and `density` is then a share of those. Needs all vectors at once, a byte more for
-    every entry in rows that thin, and one tensor of each vector in float64 at a time.
+    Args:
+        vectors: Maps of the same names and shapes. Shapes are free: a vector may hold only the
+            trained entries, and `density` is then a share of those.
+        method: A method's name or row, or a function `(vectors, weights, **parameters) -> vector`,
+            whose weights have mean 1.
+        weights: How much each vector counts, such as its number of examples; equal by default.
+        seed: Seed of methods that draw random numbers.
+        stream: Draws of those methods, if more than a seed is needed.
+        ids: Numbers that identify the vectors, such as clients; 0, 1, 2, … by default. Vectors
+            are merged in the order of their ids and draws belong to an id, so the result does not
+            depend on the order of `vectors`, bit for bit.
+        **parameters: The method's own; and `scale`, λ on the merged vector, of every method.
+
+    Needs all vectors at once, one byte per entry in methods that thin, and one tensor of each
+    vector in float64 at a time.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> vectors = [{"w": torch.tensor([4.0, 0.5])}, {"w": torch.tensor([2.0, -6.0])}]
+        >>> fl.merge(vectors)["w"].tolist()
+        [3.0, -2.75]
+        >>> fl.merge(vectors, method="ties", density=0.5)["w"].tolist()
+        [4.0, -6.0]
+        >>> fl.merge(vectors, method=lambda vectors, weights: vectors[0], scale=0.5)["w"].tolist()
+        [2.0, 0.25]
     """
-    if method not in TABLE:
-        raise FedlensError(f"The merging method {method} is unknown: {suggest(method, TABLE)}")
+    weights = [1.0] * len(vectors) if weights is None else weights
+    ids = range(len(vectors)) if ids is None else ids
     if not 0 < len(vectors) == len(weights) == len(ids) == len(set(ids)):
-        raise ValueError("every vector needs one weight and an id of its own, and one must exist")
+        raise ValueError("merge needs at least one vector, and one weight and id for each")
     total = math.fsum(weights)
     if min(weights) < 0 or not 0 < total < math.inf:
         raise ValueError("weights must be finite, not negative and not all zero")
     same_space(*vectors)
-    row = TABLE[method]
     order = sorted(range(len(ids)), key=ids.__getitem__)
     factors = [len(ids) * weights[place] / total for place in order]
     ordered = [vectors[place] for place in order]
-    masks = [
-        row.keep(vectors[place], settings, partial(stream.draw, "merge", ids[place]))
-        for place in order
-        if row.keep
-    ]
+    arguments: list[Any] = [ordered, factors]
+    if isinstance(method, str):
+        method = merge_method[method]
+    if isinstance(method, Row):
+        parameters = method.checked(parameters)
+        if method.traits.get("random", False):
+            stream = Stream(seed, ()) if stream is None else stream
+            arguments.append([partial(stream.draw, "merge", ids[place]) for place in order])
+        method = method.make
+    scale = parameters.pop("scale", 1.0)
+    merged = method(*arguments, **parameters)
+    if fault := mismatch(vectors[0], merged):
+        raise FedlensError(f"The merged vector does not fit the vectors: {fault}.")
+    return {name: merged[name].double() * scale for name in vectors[0]}
+
+
+@merge_method(
+    label="average",
+    paper="McMahan et al., 2017, https://arxiv.org/abs/1602.05629",
+    order=1,
+    aggregates=False,
+)
+def average(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
+    """λ Σ p_k τ_k, the weighted mean; this is FedAvg for λ = 1."""
+    return _combined(vectors, weights, _mean)
+
+
+@merge_method(
+    label="task arithmetic",
+    paper="Ilharco et al., 2023, https://arxiv.org/abs/2212.04089",
+    order=2,
+)
+def task_arithmetic(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
+    """λ Σ n p_k τ_k, n times the average; choose λ, 0.3 to 0.5 for a few tasks."""
+    return _combined(vectors, weights, _sum)
+
+
+@merge_method(
+    label="TIES",
+    paper="Yadav et al., 2023, https://arxiv.org/abs/2306.01708",
+    order=3,
+)
+def ties(
+    vectors: Sequence[Params],
+    weights: Sequence[float],
+    *,
+    density: Annotated[float, Range("(0, 1]"), "share of a vector's entries that are kept"] = 0.2,
+) -> Vector:
+    """Keep the largest entries of each vector; elect a sign by mass; average those that agree.
+
+    An entry is divided by the number of vectors that agree on it, so vectors with little in common
+    give a longer vector than their mean. Conventions where others differ: exactly
+    round(density · N) entries of the whole vector are kept, of equal magnitudes the first by
+    tensor name and position, and equal mass on both signs gives 0. The authors' code keeps all
+    entries that tie with the last one, and gives equal mass the sign that most entries have;
+    mergekit keeps ⌊density · m⌋ entries of every tensor by itself, and elects the plus sign.
+    """
+    kept = [_keep_largest(vector, density) for vector in vectors]
+    return _combined(vectors, weights, _elected_mean, kept)
+
+
+@merge_method(
+    label="DARE",
+    paper="Yu et al., 2024, https://arxiv.org/abs/2311.03099",
+    order=4,
+    random=True,
+)
+def dare(
+    vectors: Sequence[Params],
+    weights: Sequence[float],
+    draws: Sequence[Draw],
+    *,
+    density: Annotated[float, Range("(0, 1]"), "probability that an entry is kept"] = 0.2,
+) -> Vector:
+    """Drop entries with probability 1 − density, divide the rest by density, and average."""
+    kept = [_keep_random(*each, density) for each in zip(vectors, draws, strict=True)]
+    rescaled: Combine = lambda values, weights: _mean(values, weights) / density  # noqa: E731
+    return _combined(vectors, weights, rescaled, kept)
+
+
+@merge_method(
+    label="Breadcrumbs",
+    paper="Davari & Belilovsky, 2023, https://arxiv.org/abs/2312.06795",
+    order=5,
+)
+def breadcrumbs(
+    vectors: Sequence[Params],
+    weights: Sequence[float],
+    *,
+    density: Annotated[float, Range("(0, 1]"), "share of a tensor's entries that are kept"] = 0.2,
+    outliers: Annotated[
+        float, Range("[0, 1)"), "share of a tensor's largest entries that are dropped"
+    ] = 0.01,
+) -> Vector:
+    """Drop the largest entries of every tensor (outliers) and the small ones; then average."""
+    kept = [_keep_middle(vector, density, outliers) for vector in vectors]
+    return _combined(vectors, weights, _mean, kept)
+
+
+@merge_method(
+    label="consensus",
+    paper="Wang et al., 2024, https://arxiv.org/abs/2405.07813",
+    order=6,
+)
+def consensus(
+    vectors: Sequence[Params],
+    weights: Sequence[float],
+    *,
+    agreement: Annotated[
+        int, Range("[1, inf)"), "keep entries where this many vectors, or all, are active"
+    ] = 2,
+    threshold: Annotated[
+        float | None,
+        Range("[0, inf)"),
+        "λ_t, how far a vector must stand out from the sum of the others to be active; null: "
+        "min(0.4, 1/(n − 1)) for n vectors, since n equal vectors stand out by 1/(n − 1)",
+    ] = None,
+) -> Vector:
+    """The average, kept where at least `agreement` vectors are active by their TALL masks.
+
+    Vector k is active where |τ_k| ≥ λ_t |τ − τ_k|, with τ the weighted sum.
+    """
+    if threshold is None:  # a little less than 1/(n − 1), so that rounding makes no difference
+        threshold = min(0.4, (1 - 1e-9) / max(1, len(vectors) - 1))
+    return _combined(
+        vectors, weights, partial(_consensus_mean, threshold=threshold, agreement=agreement)
+    )
+
+
+def _combined(
+    vectors: Sequence[Params],
+    weights: Sequence[float],
+    combine: Combine,
+    kept: Sequence[Params] | None = None,
+) -> Vector:
+    """Combines the vectors tensor by tensor, in float64, without the entries that are not kept."""
     merged = {}
     for name in vectors[0]:
-        values = [vector[name].detach().double() for vector in ordered]
-        if masks:
-            values = [value * mask[name] for value, mask in zip(values, masks, strict=True)]
-        merged[name] = row.combine(values, factors, settings) * settings.scale
+        values = [vector[name].detach().double() for vector in vectors]
+        if kept is not None:
+            values = [value * mask[name] for value, mask in zip(values, kept, strict=True)]
+        merged[name] = combine(values, weights)
     return merged
 
 
-def _largest(magnitudes: torch.Tensor, count: int) -> torch.Tensor:
-    """Marks exactly `count` entries of a row, the largest; of equals those that come first."""
+def _largest(magnitudes: Tensor, count: int) -> Tensor:
+    """Marks exactly `count` entries of a row, the largest; of equal ones the first."""
     if count == 0:
         return torch.zeros_like(magnitudes, dtype=torch.bool)
     place = magnitudes.numel() - count
-    ranked = magnitudes.cpu().numpy().copy()
-    ranked.partition(place)  # finds that place without sorting the rest
-    least = float(ranked[place])
+    partitioned = magnitudes.cpu().numpy().copy()
+    partitioned.partition(place)  # finds that place without sorting the rest
+    least = float(partitioned[place])
     marks = magnitudes > least
     level = (magnitudes == least).nonzero()
     marks[level[: count - int(marks.count_nonzero())]] = True
     return marks
 
 
-def _keep_largest(vector: Params, settings: MergeSettings, draw: Draw) -> dict[str, torch.Tensor]:
-    """The largest of the whole vector; the first by name and place where magnitudes are equal."""
-    del draw
+def _keep_largest(vector: Params, density: float) -> Vector:
+    """Marks the largest of the whole vector; of equal magnitudes the first by name and place."""
     names = sorted(vector)
     magnitudes = torch.cat([vector[name].detach().abs().reshape(-1) for name in names])
-    marks = _largest(magnitudes, round(settings.density * magnitudes.numel()))
+    marks = _largest(magnitudes, round(density * magnitudes.numel()))
     parts = torch.split(marks, [vector[name].numel() for name in names])
     return {name: part.view_as(vector[name]) for name, part in zip(names, parts, strict=True)}
 
 
-def _keep_random(vector: Params, settings: MergeSettings, draw: Draw) -> dict[str, torch.Tensor]:
+def _keep_random(vector: Params, draw: Draw, density: float) -> Vector:
     return {
-        name: (
-            torch.rand(value.shape, generator=draw(name), dtype=torch.float32) < settings.density
-        ).to(value.device)
+        name: (torch.rand(value.shape, generator=draw(name), dtype=torch.float32) < density).to(
+            value.device
+        )
         for name, value in vector.items()
     }
 
 
-def _keep_middle(vector: Params, settings: MergeSettings, draw: Draw) -> dict[str, torch.Tensor]:
-    """In every tensor of m entries the largest round(outliers · m) go, the next largest
-    round(density · m) stay, as many as there are, and the small rest goes."""
-    del draw
+def _keep_middle(vector: Params, density: float, outliers: float) -> Vector:
+    """In every tensor of m entries, skips the largest round(outliers · m) and marks the next
+    round(density · m), or as many as there are."""
     masks = {}
     for name, value in vector.items():
         magnitudes = value.detach().abs().reshape(-1)
         size = magnitudes.numel()
-        cut = round(settings.outliers * size)
-        last = min(size, cut + round(settings.density * size))
+        cut = round(outliers * size)
+        last = min(size, cut + round(density * size))
         masks[name] = (_largest(magnitudes, last) ^ _largest(magnitudes, cut)).view_as(value)
     return masks
 
 
-def _sum(values: Values, factors: Sequence[float]) -> torch.Tensor:
+def _sum(values: Values, weights: Sequence[float]) -> Tensor:
     total = torch.zeros_like(values[0])
-    for value, factor in zip(values, factors, strict=True):
-        total.add_(value, alpha=factor)
+    for value, weight in zip(values, weights, strict=True):
+        total.add_(value, alpha=weight)
     return total
 
 
-def _mean(values: Values, factors: Sequence[float]) -> torch.Tensor:
-    return _sum(values, factors) / len(values)
+def _mean(values: Values, weights: Sequence[float]) -> Tensor:
+    return _sum(values, weights) / len(values)
 
 
-def _elected_mean(values: Values, factors: Sequence[float]) -> torch.Tensor:
-    """The sign with more mass wins, and those who have it are averaged; equal mass gives 0."""
-    elected = _sum(values, factors).sign()
-    followed = [(value * elected).clamp_(min=0) for value in values]
-    count = _sum([(part > 0).double() for part in followed], factors)
-    return elected * _sum(followed, factors) / count.masked_fill(count == 0, 1.0)
+def _elected_mean(values: Values, weights: Sequence[float]) -> Tensor:
+    """The mean of the values that have the sign with more mass; equal mass gives 0."""
+    elected = _sum(values, weights).sign()
+    agreeing = [(value * elected).clamp_(min=0) for value in values]
+    count = _sum([(part > 0).double() for part in agreeing], weights)
+    return elected * _sum(agreeing, weights) / count.masked_fill(count == 0, 1.0)
 
 
 def _consensus_mean(
-    values: Values, factors: Sequence[float], *, threshold: float, agreement: int
-) -> torch.Tensor:
-    """Task k is active where |τ_k| ≥ λ_t |τ − τ_k|, τ = Σ f_k τ_k: where the sum serves it well."""
-    total = _sum(values, factors)
+    values: Values, weights: Sequence[float], *, threshold: float, agreement: int
+) -> Tensor:
+    total = _sum(values, weights)
     active = torch.zeros_like(total, dtype=torch.int64)
     for value in values:
         active += value.abs() >= threshold * (total - value).abs()
     return (total / len(values)).masked_fill(active < min(agreement, len(values)), 0.0)
-
-
-TABLE: dict[str, Row] = {
-    "average": Row(
-        lambda v, f, s: _mean(v, f),
-        "McMahan et al., 2017, https://arxiv.org/abs/1602.05629",
-        "λ Σ p_k τ_k; FedAvg where λ = 1",
-    ),
-    "task_arithmetic": Row(
-        lambda v, f, s: _sum(v, f),
-        "Ilharco et al., 2023, https://arxiv.org/abs/2212.04089",
-        "λ Σ n p_k τ_k, n times the average: λ is to be chosen, 0.3 to 0.5 for a few tasks",
-    ),
-    "ties": Row(
-        lambda v, f, s: _elected_mean(v, f),
-        "Yadav et al., 2023, https://arxiv.org/abs/2306.01708",
-        "the largest entries of each vector; a sign elected by mass; the mean of those who agree",
-        _keep_largest,
-    ),
-    "dare": Row(
-        lambda v, f, s: _mean(v, f) / s.density,
-        "Yu et al., 2024, https://arxiv.org/abs/2311.03099",
-        "entries dropped by chance with probability 1 − density, the rest divided by density",
-        _keep_random,
-    ),
-    "breadcrumbs": Row(
-        lambda v, f, s: _mean(v, f),
-        "Davari & Belilovsky, 2023, https://arxiv.org/abs/2312.06795",
-        "per tensor, neither the largest entries (outliers) nor the small ones; then the average",
-        _keep_middle,
-    ),
-    # Clients who all agree stand out from nobody: n equal vectors are active where λ_t(n − 1) ≤ 1.
-    "consensus": Row(
-        lambda v, f, s: _consensus_mean(v, f, threshold=s.threshold, agreement=s.agreement),
-        "Wang et al., 2024, https://arxiv.org/abs/2405.07813",
-        "the average, kept where at least `agreement` tasks are active by their TALL masks",
-    ),
-}

@@ -1,1 +1,1 @@
-"""Which weights to train: sensitivity, masks, and the optimizer that keeps to them."""
+"""Which weights to train: sensitivity, masks, and optimizers that train masked weights only."""

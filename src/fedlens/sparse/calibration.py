@@ -1,100 +1,108 @@
-"""From scores to an order of preference, in R rounds: after round r, density^((r+1)/R) is kept.
+"""From scores to a ranking of weights in R rounds; round r keeps the fraction density^((r+1)/R).
 
-TaLoS: only what is kept is ranked again, by scores taken while dropped weights are softened; a
-weight dropped once stays dropped. Iurada et al., 2025, https://arxiv.org/abs/2504.02620.
+TaLoS ranks the kept weights again in every round, by scores computed while the dropped weights are
+shrunk; a dropped weight never returns. Iurada et al., 2025, https://arxiv.org/abs/2504.02620.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError, suggest
 from fedlens.params import Params
+from fedlens.registry import Row
 from fedlens.rng import Stream
-from fedlens.sparse.masks import RULES, Masks, Preference, decided, undecided
+from fedlens.sparse.masks import Masks, Ranking, needs_scores, ranked, rule_row, tie_order
 
-Score = Callable[[int], Params]  # round → sensitivity of every weight of the model as it stands
+Score = Callable[[int], Params]  # round → sensitivity of every weight of the current model
+Rank = Callable[..., Ranking]  # `ranked` with the rule and its parameters
 
 
 def calibrate(
     parameters: Params,
     score: Score,
     *,
-    rule: str,
+    rule: str | Row,
     density: float,
     stream: Stream,
     rounds: int = 4,
     method: str = "talos",
-    soft: float = 0.1,
+    shrink_factor: float = 0.1,
     scope: str = "global",
-) -> Preference:
-    """The weights in order of preference; `.masks(density)` of it are the masks.
+    **rule_parameters: Any,
+) -> Ranking:
+    """Ranks the weights; `.masks(density)` of the result are the masks.
 
-    `parameters` are the maskable ones, live in the model that `score` measures. They may be
-    softened meanwhile, and are bit-identical afterwards, whatever happens. Rules that do not go
-    by sensitivity never call `score`.
+    `parameters` are the maskable ones of the model that `score` measures. They may be shrunk
+    in between and are bit-identical afterwards, also after an error. `score` is not called for
+    rules that do not rank by sensitivity.
     """
     if method not in METHODS:
-        raise FedlensError(f"There is no calibration '{method}': {suggest(method, METHODS)}")
+        raise FedlensError(f"There is no calibration method '{method}': {suggest(method, METHODS)}")
     if rounds < 1:
-        raise FedlensError(f"Calibration takes at least one round, not {rounds}.")
-    order = undecided(parameters, rule, scope=scope, stream=stream)
-    order.quotas(density)  # a density that cannot be is refused before hours of scoring
-    if RULES[rule].by != "sensitivity":
-        return decided(order, parameters, rule)
-    return METHODS[method](order, parameters, score, rule, density, rounds, soft)
+        raise FedlensError(f"rounds={rounds} must be 1 or more.")
+    row = rule_row(rule)
+    order = tie_order(parameters, row, scope=scope, stream=stream)
+    order.quotas(density)  # refuses an invalid density before hours of scoring
+    if not needs_scores(row):
+        return ranked(order, parameters, row, **rule_parameters)
+    rank = partial(ranked, rule=row, **rule_parameters)
+    return METHODS[method](order, parameters, score, rank, density, rounds, shrink_factor)
 
 
 def kept(density: float, rounds: int, done: int) -> float:
-    """The fraction kept after so many rounds: all after none, `density` after the last."""
+    """The fraction of weights kept after `done` of `rounds` rounds."""
     return float(density ** (done / rounds))
 
 
 def _talos(
-    order: Preference,
+    order: Ranking,
     parameters: Params,
     score: Score,
-    rule: str,
+    rank: Rank,
     density: float,
     rounds: int,
-    soft: float,
-) -> Preference:
-    whole = params.copy(parameters)
+    shrink_factor: float,
+) -> Ranking:
+    weights = params.copy(parameters)
     try:
         for index in range(rounds):
             fraction = kept(density, rounds, index)
-            _soften(parameters, whole, order.masks(fraction), soft)
-            order = order.refined(score(index), rule, fraction)
+            _shrink(parameters, weights, order.masks(fraction), shrink_factor)
+            order = rank(order, weights, scores=score(index), density=fraction)
     finally:
-        params.assign(parameters, whole)
+        params.assign(parameters, weights)
     return order
 
 
 def _mean(
-    order: Preference,
+    order: Ranking,
     parameters: Params,
     score: Score,
-    rule: str,
+    rank: Rank,
     density: float,
     rounds: int,
-    soft: float,
-) -> Preference:
-    """Ranks once, by the sum of all rounds' scores, which is the order of their mean."""
-    del density, soft
+    shrink_factor: float,
+) -> Ranking:
+    """Ranks once, by the sum of all rounds' scores, which ranks as their mean does."""
+    del density, shrink_factor
     total = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
     for index in range(rounds):
-        found = score(index)
+        scores = score(index)
         for name, running in total.items():
-            running.add_(found[name].cpu())
-    return order.refined(total, rule)
+            running.add_(scores[name].cpu())
+    return rank(order, parameters, scores=total)
 
 
-METHODS: Mapping[str, Callable[..., Preference]] = {"talos": _talos, "mean": _mean}
+METHODS: Mapping[str, Callable[..., Ranking]] = {"talos": _talos, "mean": _mean}
 
 
 @torch.no_grad()
-def _soften(parameters: Params, whole: Params, masks: Masks, soft: float) -> None:
+def _shrink(parameters: Params, weights: Params, masks: Masks, factor: float) -> None:
+    """Sets parameters to their weights, times `factor` where the mask is False."""
     for name, value in parameters.items():
         mask = masks[name].to(value.device)
-        value.copy_(torch.where(mask, whole[name], whole[name] * soft))
+        value.copy_(torch.where(mask, weights[name], weights[name] * factor))

@@ -4,7 +4,7 @@ import torch
 
 
 def positions(mask: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Where the mask is True; 8 bytes an entry, because torch gathers by those in parallel."""
+    """Positions where the mask is True, as int64, with which torch gathers in parallel."""
     return mask.reshape(-1).nonzero()[:, 0].to(device)
 
 

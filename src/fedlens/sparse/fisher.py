@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from fedlens import params, rng
-from fedlens.data.images import Examples
+from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError, suggest
-from fedlens.sparse.per_example_gradients import Squares
+from fedlens.sparse.per_example_gradients import SquaredGradients
 
 Weighted = list[tuple[torch.Tensor, torch.Tensor]]  # classes [B], and weights of their targets [B]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Sums lie on the CPU in float64, so that those of many clients add up without loss."""
+    """Sums are float64 on the CPU, so that those of many clients add up without loss."""
 
     sums: dict[str, torch.Tensor]  # Σ over examples and passes of squared gradients
     count: int  # examples × passes
@@ -36,7 +36,7 @@ class Sensitivity:
 
 
 def _drawn(p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The class in whose stretch of the cumulated probabilities the uniform number falls."""
+    """The class whose interval of the cumulative probabilities contains the uniform number."""
     reached = p.cumsum(1)
     below = reached <= uniform[:, None] * reached[:, -1:]
     return below.sum(1).clamp_(max=p.shape[1] - 1)
@@ -59,7 +59,7 @@ TARGETS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def sensitivity(
-    squares: Squares,
+    squares: SquaredGradients,
     examples: Examples,
     *,
     index: torch.Tensor | None = None,
@@ -70,10 +70,11 @@ def sensitivity(
     micro_batch: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
-    """Of what `squares` sums, over the examples at `index` (all if None), the model as it is.
+    """Sensitivity of the parameters of `squares` over the examples at `index` (all if None).
 
-    What is drawn depends on the stream, the pass and the place in `index` alone: another size of
-    micro-batches changes rounding, no more. `progress` hears of examples done, and of how many.
+    The classes drawn depend only on the stream, the pass and the position in `index`: the size of
+    micro-batches changes rounding only. `progress` is called with the number of examples done and
+    the number in all.
     """
     if labels not in LABELS:
         raise FedlensError(f"There is no label rule '{labels}': {suggest(labels, LABELS)}")

@@ -1,7 +1,7 @@
-"""Layers whose weights' squared per-example gradients follow from inputs and output gradients.
+"""Rules for squared per-example weight gradients, from a layer's input x and output gradient g.
 
-The output gradient g and the input x of a layer hold every example's weight gradient, g_bᵀx_b for a
-linear one (Goodfellow, 2015, arXiv:1510.01799): each is made, squared, summed and let go.
+The gradient of example b is g_bᵀx_b for a linear layer (Goodfellow, 2015, arXiv:1510.01799); it is
+computed, squared, added to a sum and discarded.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ from timm.layers.layer_scale import LayerScale
 from torch import nn
 
 Sums = Mapping[str, torch.Tensor]
-Rule = Callable[[nn.Module, torch.Tensor, torch.Tensor, Sums], None]  # module, x, g → sums grow
-SCRATCH = {"cpu": 4 << 20}  # bytes of gradients at a time: about what stays in a cache
+Rule = Callable[[nn.Module, torch.Tensor, torch.Tensor, Sums], None]  # module, x, g; adds to sums
+SCRATCH = {"cpu": 4 << 20}  # bytes of gradients at a time: about what fits into a cache
 LARGE_SCRATCH = 256 << 20  # on other devices: enough to keep them busy
 
 
@@ -77,7 +77,7 @@ def _add_sums(total: torch.Tensor, parts: torch.Tensor) -> None:
 
 def _add_products(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """`left` [B, G, O, T] and `right` [B, G, T, I]: an example's gradient is their product."""
-    if left.shape[3] == 1:  # an outer product, and its square is the outer product of squares
+    if left.shape[3] == 1:  # the square of an outer product is the outer product of squares
         squares = left[..., 0].square().permute(1, 2, 0), right[:, :, 0].square().transpose(0, 1)
         total.baddbmm_(*squares)
         return
@@ -91,7 +91,7 @@ def _add_products(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) 
 
 
 def _parts(batch: torch.Tensor, each: int) -> list[slice]:
-    """Examples in stretches whose scratch of `each` numbers an example fits, or one by one."""
+    """Slices of examples whose scratch, `each` numbers per example, fits; at least one example."""
     room = SCRATCH.get(batch.device.type, LARGE_SCRATCH)
     step = min(len(batch), max(1, room // (each * batch.element_size())))
     return [slice(start, min(start + step, len(batch))) for start in range(0, len(batch), step)]

@@ -1,7 +1,7 @@
-"""Masks on disk: one bit a weight, with where they come from, sealed by a digest of both.
+"""Masks on disk: one bit per weight, with their provenance and a digest of both.
 
-A safetensors file: under each name its bits in row-major order, eight to a byte, lowest bit first;
-in the header a JSON text with shapes, provenance and seal. Equal content makes equal files.
+A safetensors file: under each name the bits in row-major order, eight to a byte, lowest bit first;
+in the header a JSON text with shapes, provenance and digest. Equal content gives equal files.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from fedlens.errors import FedlensError
 from fedlens.params import Params
 from fedlens.sparse.masks import Masks
 
-HEADER = "fedlens_masks"  # one key only: safetensors writes several in no fixed order
+HEADER = "fedlens_masks"  # one key only: safetensors writes several in random order
 
 
 def save(path: Path, masks: Params, provenance: Mapping[str, Any]) -> None:
-    """`provenance` is whatever JSON can hold: rule, density, seed, data, weights, …"""
+    """`provenance` is any JSON object: rule, density, seed, data, weights, …"""
     header = {
         "shapes": {name: list(mask.shape) for name, mask in masks.items()},
         "provenance": dict(provenance),
@@ -36,7 +36,7 @@ def save(path: Path, masks: Params, provenance: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> tuple[Masks, dict[str, Any]]:
-    """The masks, in the order they were saved in, and their provenance."""
+    """The masks, in the order in which they were saved, and their provenance."""
     if not path.exists():
         raise FedlensError(f"There are no masks at {path}: check the path, or calibrate first.")
     try:
@@ -47,26 +47,26 @@ def load(path: Path) -> tuple[Masks, dict[str, Any]]:
                 for name, shape in header["shapes"].items()
             }
         provenance: dict[str, Any] = header["provenance"]
-        whole = _seal(masks, provenance) == header["seal"]
+        intact = _seal(masks, provenance) == header["seal"]
     except KeyError as error:
         raise FedlensError(
             f"{path} does not hold masks saved by fedlens: check the path."
         ) from error
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise FedlensError(f"{path} is damaged ({error}): calibrate again.") from error
-    if not whole:
-        raise FedlensError(f"{path} is damaged (it does not match its seal): calibrate again.")
+    if not intact:
+        raise FedlensError(f"{path} is damaged (it does not match its digest): calibrate again.")
     return masks, provenance
 
 
 def packed(mask: torch.Tensor) -> torch.Tensor:
-    """Its bits, as uint8."""
+    """The mask's bits, as uint8."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy(), axis=None, bitorder="little"))
 
 
 def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    found = np.unpackbits(bits.numpy(), count=int(np.prod(shape)), bitorder="little")
-    return torch.from_numpy(found.view(np.bool_).reshape(shape))
+    unpacked_bits = np.unpackbits(bits.numpy(), count=int(np.prod(shape)), bitorder="little")
+    return torch.from_numpy(unpacked_bits.view(np.bool_).reshape(shape))
 
 
 def _seal(masks: Params, provenance: Mapping[str, Any]) -> str:

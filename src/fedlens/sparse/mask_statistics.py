@@ -1,7 +1,7 @@
-"""What masks look like: density by layer and kind, and overlap, as records plain enough for JSON.
+"""Statistics of masks, as records for JSON: density by layer and kind, and overlap.
 
-Overlap is Jaccard's |A∩B| / |A∪B|; beside it stands what two random masks of the same densities
-a and b would have, about ab / (a + b − ab).
+Overlap is the Jaccard index |A∩B| / |A∪B|; two random masks of densities a and b have about
+ab / (a + b − ab), which the record gives for comparison.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,20 @@ from fedlens.sparse import parameter_groups
 Record = dict[str, Any]
 
 
-def density_by_layer_and_kind(masks: Params) -> Record:
-    """{trained, total, density} of all, of each tensor, layer, kind and layer's kind."""
+def density_by_layer_and_kind(masks: Params, *, prefix: str = "") -> Record:
+    """{trained, total, density} of all, of each tensor, layer, kind and layer's kind.
+
+    `prefix` is the path of the backbone in the model, such as "backbone.".
+    """
     whole = _tally()
     tensors: dict[str, Record] = {}
     layers: dict[str, Record] = {}
     by_kind: dict[str, Record] = {}
     table: dict[str, dict[str, Record]] = {}
     for name, mask in masks.items():
-        place = parameter_groups.layer(name)
+        place = parameter_groups.layer(name, prefix=prefix)
         tensors[name] = _tally()
-        for kind, rows in parameter_groups.pieces(name, masks).items():
+        for kind, rows in parameter_groups.pieces(name, masks, prefix=prefix).items():
             trained, total = int(mask[rows].sum()), mask[rows].numel()
             for tally in (
                 whole,
@@ -42,12 +45,12 @@ def density_by_layer_and_kind(masks: Params) -> Record:
 
 
 def overlap(masks: Mapping[str, Params]) -> Record:
-    """Of every two masks, by their labels: {labels, jaccard, by_chance}, the last two as rows."""
+    """Of every two masks: {labels, jaccard, by_chance}, the last two as matrices."""
     labels = list(masks)
     for label in labels[1:]:
         if fault := params.mismatch(masks[labels[0]], masks[label]):
             raise FedlensError(
-                f"The masks '{labels[0]}' and '{label}' are not of the same weights ({fault}): "
+                f"The masks '{labels[0]}' and '{label}' do not cover the same weights ({fault}): "
                 "compare masks of one model."
             )
     densities = [_density(masks[label]) for label in labels]
@@ -59,14 +62,14 @@ def overlap(masks: Mapping[str, Params]) -> Record:
 
 
 def jaccard(one: Params, other: Params) -> float:
-    """1 for two empty masks, which are equal after all."""
+    """|A∩B| / |A∪B|; 1 for two empty masks, which are equal."""
     both = sum(int((one[name] & other[name]).sum()) for name in one)
     either = sum(int((one[name] | other[name]).sum()) for name in one)
     return both / either if either else 1.0
 
 
 def by_chance(one: float, other: float) -> float:
-    """The overlap to expect of two random masks of these densities."""
+    """The expected overlap of two random masks of these densities."""
     either = one + other - one * other
     return one * other / either if either else 1.0
 

@@ -1,37 +1,83 @@
 """Masks by rule: of N weights exactly round(density·N) are trained, whichever rule ranks them.
 
-A rule puts weights in an order of preference; a density takes the first of them. Ties stand in the
-order of an addressed permutation, so `random` is the rule under which everything is tied.
+A rule gives the values that weights are ranked by; the mask of a density trains the first of the
+ranking. Equal values keep the order of a random permutation, and `random` keeps it for all weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedlens.errors import FedlensError, suggest
 from fedlens.params import Params
+from fedlens.registry import Row, mask_rule
 from fedlens.rng import Stream
 
-Masks = dict[str, torch.Tensor]  # True where trained; on the CPU
-Pool = tuple[str, ...]  # names of tensors whose weights compete with each other
+Masks = dict[str, Tensor]  # True where trained; on the CPU
+Pool = tuple[str, ...]  # names of the tensors whose weights are ranked together
+
+# A rule maps a tensor of weights and its sensitivities (None if its row has sensitivity=False) to
+# the values they are ranked by; None leaves them in random order. With largest=True the largest
+# values are trained. Sensitivities are known up to a positive factor that all weights share.
 
 
-@dataclass(frozen=True)
-class Rule:
-    by: Literal["sensitivity", "magnitude"] | None
-    largest: bool
-    doc: str
+@mask_rule(
+    label="least sensitive",
+    paper="Iurada et al., 2025, https://arxiv.org/abs/2504.02620",
+    order=1,
+    sensitivity=True,
+    largest=False,
+)
+def least_sensitive(weight: Tensor, sensitivity: Tensor | None) -> Tensor | None:
+    """The weights that the outputs depend on least, as in TaLoS.
+
+    The authors' code keeps every weight whose score is at most the ⌊density·N⌋-th smallest, ties
+    included; here round(density·N) weights are kept, and ties are broken at random.
+    """
+    del weight
+    return sensitivity
 
 
-RULES = {
-    "least_sensitive": Rule("sensitivity", False, "What the outputs depend on least, as in TaLoS."),
-    "most_sensitive": Rule("sensitivity", True, "What the outputs depend on most."),
-    "lowest_magnitude": Rule("magnitude", False, "The weights nearest to zero."),
-    "highest_magnitude": Rule("magnitude", True, "The weights farthest from zero."),
-    "random": Rule(None, False, "Any weight alike."),
-}
+@mask_rule(label="most sensitive", order=2, sensitivity=True, largest=True)
+def most_sensitive(weight: Tensor, sensitivity: Tensor | None) -> Tensor | None:
+    """The weights that the outputs depend on most."""
+    del weight
+    return sensitivity
+
+
+@mask_rule(label="lowest magnitude", order=3, sensitivity=False, largest=False)
+def lowest_magnitude(weight: Tensor, sensitivity: Tensor | None) -> Tensor | None:
+    """The weights nearest to zero."""
+    del sensitivity
+    return weight.abs()
+
+
+@mask_rule(label="highest magnitude", order=4, sensitivity=False, largest=True)
+def highest_magnitude(weight: Tensor, sensitivity: Tensor | None) -> Tensor | None:
+    """The weights farthest from zero."""
+    del sensitivity
+    return weight.abs()
+
+
+@mask_rule(label="random", order=5, sensitivity=False, largest=False)
+def random(weight: Tensor, sensitivity: Tensor | None) -> Tensor | None:
+    """Weights drawn at random, all with the same probability."""
+    del weight, sensitivity
+    return None
+
+
+def rule_row(rule: str | Row) -> Row:
+    """The row of that name, or the row itself."""
+    return mask_rule[rule] if isinstance(rule, str) else rule
+
+
+def needs_scores(rule: str | Row) -> bool:
+    """Whether the rule reads sensitivities; True for a row that does not declare it."""
+    return bool(rule_row(rule).traits.get("sensitivity", True))
+
 
 # Names are sorted, so that no mask depends on the order in which a model lists its tensors.
 SCOPES: dict[str, Callable[[Params], list[Pool]]] = {
@@ -41,14 +87,14 @@ SCOPES: dict[str, Callable[[Params], list[Pool]]] = {
 
 
 @dataclass(frozen=True)
-class Preference:
-    """For each pool the positions of its weights, concatenated, from first to last to be trained.
+class Ranking:
+    """For each pool the positions of its weights, concatenated, in the order they are trained in.
 
-    The masks of one preference are nested: what is trained at a density is trained at all above.
+    The masks of one ranking are nested: a weight trained at one density is trained at all higher.
     """
 
     shapes: Mapping[str, torch.Size]
-    orders: Mapping[Pool, torch.Tensor]  # int32, 4 bytes a weight
+    orders: Mapping[Pool, Tensor]  # int32, 4 bytes a weight
 
     def quotas(self, density: float) -> dict[Pool, int]:
         """How many weights of each pool are trained, round(density·N) in all."""
@@ -62,26 +108,27 @@ class Preference:
 
     def masks(self, density: float) -> Masks:
         quotas = self.quotas(density)
-        found: Masks = {}
+        flat_masks: Masks = {}
         for pool, order in self.orders.items():
             flat = torch.zeros(len(order), dtype=torch.bool)
             flat[order[: quotas[pool]]] = True
             parts = torch.split(flat, [self.shapes[name].numel() for name in pool])
-            found |= dict(zip(pool, parts, strict=True))
-        return {name: found[name].clone().view(shape) for name, shape in self.shapes.items()}
+            flat_masks |= dict(zip(pool, parts, strict=True))
+        return {name: flat_masks[name].clone().view(shape) for name, shape in self.shapes.items()}
 
-    def refined(self, values: Params, rule: str, density: float = 1.0) -> "Preference":
-        """What is trained at `density` ranked anew by `values`; the rest stays where it is."""
+    def refined(self, values: Params, *, largest: bool, density: float = 1.0) -> "Ranking":
+        """Ranks the weights trained at `density` again, by `values`; the others keep their order.
+
+        `values` has a tensor for every weight tensor, of the same shape.
+        """
         quotas = self.quotas(density)
         orders = {
-            pool: reordered(
-                order, self._flat(pool, values, rule), quotas[pool], largest=RULES[rule].largest
-            )
+            pool: reordered(order, self._flat(pool, values), quotas[pool], largest=largest)
             for pool, order in self.orders.items()
         }
         return replace(self, orders=orders)
 
-    def _flat(self, pool: Pool, values: Params, rule: str) -> torch.Tensor:
+    def _flat(self, pool: Pool, values: Params) -> Tensor:
         for name in pool:
             if values[name].shape != self.shapes[name]:
                 raise ValueError(
@@ -89,73 +136,94 @@ class Preference:
                 )
             if not values[name].isfinite().all():
                 raise FedlensError(
-                    f"{name} has weights whose {RULES[rule].by} is not finite, which no rule can "
-                    "rank: check that the weights are finite, and calibrate in float32."
+                    f"The values that rank the weights of {name} are not finite: check that its "
+                    "weights are finite, and compute scores in float32."
                 )
         return torch.cat([values[name].detach().reshape(-1).cpu() for name in pool])
 
 
 def select(
     weights: Params,
-    rule: str,
+    rule: str | Row,
     density: float,
     *,
     stream: Stream,
     scores: Params | None = None,
     scope: str = "global",
+    **parameters: Any,
 ) -> Masks:
-    """Masks in one shot; `scores` are read by the rules of sensitivity alone."""
-    return prefer(weights, rule, scores=scores, scope=scope, stream=stream).masks(density)
+    """Masks of one ranking; `scores` are needed by rules of sensitivity only."""
+    ranking = rank_weights(weights, rule, scores=scores, scope=scope, stream=stream, **parameters)
+    return ranking.masks(density)
 
 
-def prefer(
-    weights: Params, rule: str, *, stream: Stream, scores: Params | None = None, scope: str
-) -> Preference:
-    return decided(undecided(weights, rule, scope=scope, stream=stream), weights, rule, scores)
+def rank_weights(
+    weights: Params,
+    rule: str | Row,
+    *,
+    stream: Stream,
+    scores: Params | None = None,
+    scope: str = "global",
+    **parameters: Any,
+) -> Ranking:
+    row = rule_row(rule)
+    order = tie_order(weights, row, scope=scope, stream=stream)
+    return ranked(order, weights, row, scores, **parameters)
 
 
-def decided(
-    order: Preference, weights: Params, rule: str, scores: Params | None = None
-) -> Preference:
-    by = RULES[rule].by
-    if by is None:
-        return order
-    if by == "magnitude":
-        return order.refined({name: value.detach().abs() for name, value in weights.items()}, rule)
-    if scores is None:
-        raise ValueError(f"'{rule}' needs scores.")
-    return order.refined(scores, rule)
+def ranked(
+    order: Ranking,
+    weights: Params,
+    rule: str | Row,
+    scores: Params | None = None,
+    density: float = 1.0,
+    **parameters: Any,
+) -> Ranking:
+    """Ranks the weights trained at `density` of `order` by the rule; `parameters` are the rule's.
+
+    Weights with equal values keep their order.
+    """
+    row = rule_row(rule)
+    if not needs_scores(row):
+        scores = None
+    elif scores is None:
+        raise ValueError(f"the mask rule '{row.name}' needs scores")
+    values = {}
+    for name, weight in weights.items():
+        score = None if scores is None else scores[name]
+        value = row.make(weight.detach(), score, **parameters)
+        if value is None:
+            return order
+        values[name] = value
+    return order.refined(values, largest=bool(row.traits.get("largest", False)), density=density)
 
 
-def undecided(weights: Params, rule: str, *, scope: str, stream: Stream) -> Preference:
-    """Every pool in the order in which `rule` settles ties; each rule has draws of its own."""
-    if rule not in RULES:
-        raise FedlensError(f"There is no mask rule '{rule}': {suggest(rule, RULES)}")
+def tie_order(weights: Params, rule: str | Row, *, scope: str, stream: Stream) -> Ranking:
+    """A random order of every pool, which breaks ties; each rule has draws of its own."""
+    row = rule_row(rule)
     if scope not in SCOPES:
         raise FedlensError(f"There is no mask scope '{scope}': {suggest(scope, SCOPES)}")
     shapes = {name: value.shape for name, value in weights.items()}
     orders = {}
     for pool in SCOPES[scope](weights):
         size = sum(shapes[name].numel() for name in pool)
-        draw = stream.draw("mask ties", rule, *pool)
+        draw = stream.draw("mask ties", row.name, *pool)
         orders[pool] = torch.randperm(size, generator=draw, dtype=torch.int32)
-    return Preference(shapes, orders)
+    return Ranking(shapes, orders)
 
 
-def reordered(
-    order: torch.Tensor, values: torch.Tensor, kept: int, *, largest: bool
-) -> torch.Tensor:
-    """The first `kept` positions sorted by their values, equal ones as they stood."""
+def reordered(order: Tensor, values: Tensor, kept: int, *, largest: bool) -> Tensor:
+    """Sorts the first `kept` positions by their values; equal values keep their order."""
     head = order[:kept]
-    ranked = values[head].argsort(descending=largest, stable=True)
-    return torch.cat([head[ranked], order[kept:]])
+    by_value = values[head].argsort(descending=largest, stable=True)
+    return torch.cat([head[by_value], order[kept:]])
 
 
 def apportion(sizes: Sequence[int], count: int) -> list[int]:
-    """`count` over pools so that one density t fits each to half a weight: |quota − t·size| ≤ ½.
+    """Splits `count` over pools in proportion to their sizes: |quota − t·size| ≤ ½ for one t.
 
-    Webster's method: the quotas of a smaller count are never larger, which those by largest
-    remainders can be; a weight dropped while calibrating would then have to come back.
+    This is Webster's method: a smaller count never gives a pool more, so that a weight dropped in
+    one round of calibration never has to return. Largest remainders do not have this property.
     """
     total = max(1, sum(sizes))
     quotas = [(2 * count * size + total) // (2 * total) for size in sizes]

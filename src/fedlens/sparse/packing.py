@@ -1,6 +1,6 @@
-"""Parameters as the values at their masks' positions: what travels, is averaged and compared.
+"""Parameters as the values at their masks' positions, which are sent, averaged and compared.
 
-A parameter without a mask is taken whole. Both sides know the masks, so no index is sent.
+A parameter without a mask is sent whole. Server and clients know the masks, so no index is sent.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ class Packing:
         self.layout = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def pack(self, parameters: Params) -> dict[str, torch.Tensor]:
-        """What is trained of `parameters`: copies of masked ones, the whole ones themselves."""
+        """The trained entries of `parameters`: copies of masked ones, whole ones themselves."""
         return {name: self.taken(name, value.detach()) for name, value in parameters.items()}
 
     @torch.no_grad()
     def unpack(self, packed: Params, into: Params) -> None:
-        """Writes packed values where they belong; the rest of `into` stays as it is."""
+        """Writes packed values to the trained entries of `into`; its other entries stay."""
         if fault := params.mismatch(self.layout, packed):
             raise ValueError(fault)
         for name, value in into.items():

@@ -1,7 +1,7 @@
-"""What a parameter is, told by name and shape: what can be masked, in which layer, of what kind.
+"""Groups of parameters by name and shape: maskable or not, layer, and kind.
 
 A module whose weight has one dimension is a norm or a scale; matrices and kernels are weights; any
-other parameter of two dimensions or more is an embedding. Kinds cut a fused qkv into its thirds.
+other parameter of two or more dimensions is an embedding. A fused qkv is split into its thirds.
 """
 
 import re
@@ -9,11 +9,10 @@ import re
 from fedlens.errors import FedlensError
 from fedlens.params import Params
 
-BACKBONE = "backbone."
 KINDS = ("patch", "embedding", "q", "k", "v", "qkv", "proj", "mlp", "norm", "other")
 
-# Rows are q, then k, then v in this family (ViT, DeiT, EVA, BEiT, Swin). Others may go head by
-# head, which a name does not tell: theirs stay whole, as kind "qkv".
+# Rows are q, then k, then v in this family (ViT, DeiT, EVA, BEiT, Swin). Other models may order
+# them by head, which their names do not show: theirs stay whole, as kind "qkv".
 _FUSED = re.compile(r"(layers\.\d+\.)?blocks\.\d+\.attn\.qkv\.")
 _ATTENTION = re.compile(r"\battn\.(q|k|v|qkv|proj)(_proj|_bias)?\b")
 _MLP = re.compile(r"\bmlp(_\w+)?\.")
@@ -24,29 +23,35 @@ _FINAL = re.compile(r"(norm|fc_norm|head)\b")
 
 
 def maskable(
-    parameters: Params, *, biases: bool = False, norms: bool = False, embeddings: bool = False
+    parameters: Params,
+    *,
+    prefix: str = "",
+    biases: bool = False,
+    norms: bool = False,
+    embeddings: bool = False,
 ) -> list[str]:
-    """Names, in the order given, of what a mask is drawn over; never the head's.
+    """Names of the parameters that a mask covers, in the order of `parameters`.
 
-    Always the backbone's matrices and kernels, the patch projection among them. By option:
-    `biases` of matrices and kernels; `norms`, which are the gains and the biases of LayerNorm and
-    BatchNorm, and LayerScale; `embeddings`, which are class and register tokens, position
-    embeddings and tables of position biases.
+    These are the matrices and kernels whose names start with `prefix`, the patch projection among
+    them. Options add `biases` of matrices and kernels; `norms`, which are the gains and biases of
+    LayerNorm and BatchNorm, and LayerScale; and `embeddings`, which are class and register tokens,
+    position embeddings and tables of position biases.
     """
     wanted = {"weights": True, "biases": biases, "norms": norms, "embeddings": embeddings}
-    found = [
-        name for name in parameters if name.startswith(BACKBONE) and wanted[group(name, parameters)]
+    names = [
+        name for name in parameters if name.startswith(prefix) and wanted[group(name, parameters)]
     ]
-    if not found:
+    if not names:
+        place = f" whose name starts with '{prefix}'" if prefix else ""
         raise FedlensError(
-            "There is nothing to mask: the model has no backbone weights; train the backbone "
-            "rather than a head on cached features."
+            f"There is nothing to mask: no matrix or kernel{place} is trained; unfreeze some, or "
+            "train without masks."
         )
-    return found
+    return names
 
 
 def group(name: str, parameters: Params) -> str:
-    """weights, biases, norms or embeddings; `parameters` are those beside it."""
+    """weights, biases, norms or embeddings; `parameters` are all of the model's."""
     module, _, leaf = name.rpartition(".")
     if parameters[name].ndim > 1:
         return "weights" if leaf.endswith("weight") else "embeddings"
@@ -56,22 +61,25 @@ def group(name: str, parameters: Params) -> str:
     return "norms" if beside is not None and beside.ndim <= 1 else "biases"
 
 
-def layer(name: str) -> str:
-    """embedding, block 0, block 1, …, final; elsewhere than in a ViT, a place such as layer1.0."""
-    local = name.removeprefix(BACKBONE)
+def layer(name: str, *, prefix: str = "") -> str:
+    """embedding, block 0, block 1, …, final in a ViT; a place such as layer1.0 in other models.
+
+    `prefix` is the path of the backbone, and is ignored.
+    """
+    local = name.removeprefix(prefix)
     if _EMBEDDING.match(local):
         return "embedding"
-    if found := _BLOCK.match(local):
-        return f"block {found[1]}"
+    if block := _BLOCK.match(local):
+        return f"block {block[1]}"
     if _FINAL.match(local):
         return "final"
     place = _PLACE.match(local)
     return place[0] if place else local
 
 
-def pieces(name: str, parameters: Params) -> dict[str, slice]:
-    """Which rows of a parameter are of which of the `KINDS`; a bias is of its matrix's kind."""
-    local = name.removeprefix(BACKBONE)
+def pieces(name: str, parameters: Params, *, prefix: str = "") -> dict[str, slice]:
+    """The rows of a parameter by kind, one of `KINDS`; a bias has its matrix's kind."""
+    local = name.removeprefix(prefix)
     if _FUSED.match(local):
         third = parameters[name].shape[0] // 3
         return {kind: slice(i * third, (i + 1) * third) for i, kind in enumerate("qkv")}
@@ -85,6 +93,6 @@ def _kind(local: str, which: str) -> str:
         return "embedding"
     if local.startswith("patch_embed."):
         return "patch"
-    if found := _ATTENTION.search(local):
-        return found[1]
+    if attention := _ATTENTION.search(local):
+        return attention[1]
     return "mlp" if _MLP.search(local) else "other"

@@ -1,7 +1,7 @@
 """Σ_b (∂t_b/∂w)² for a batch of scalar targets t_b, exact per example, in one backward pass.
 
-Layers with a rule are watched on the way down, parameters that broadcast over the batch are given
-to every example as a copy of its own, and the rest is differentiated example by example.
+Layers with a rule compute it from their inputs and output gradients, parameters that broadcast over
+the batch are copied for every example, and the rest is differentiated example by example.
 """
 
 import logging
@@ -17,33 +17,39 @@ from fedlens.sparse.layer_gradients import Sums, rule_of
 
 Targets = Callable[[torch.Tensor], Iterable[torch.Tensor]]  # logits [B, C] → some t of shape [B]
 TOLERANCE = 1e-3  # of a rule against autograd, relative to the norm
-ROUNDING = 64  # units in the last place that a gradient may be off
+ROUNDING = 64  # units in the last place that a gradient may differ by
 
 log = logging.getLogger(__name__)
 
 
-class Squares:
+class SquaredGradients:
     """Running sums of squared per-example gradients of the parameters `names`, in their own type.
 
-    Which parameter takes which way is decided once, on the examples of `sample`: there, every rule
-    is held against autograd. What no rule gets right (a weight shared, used twice or used outside
-    its layer; a batch not on the first axis) is differentiated example by example: slow but exact.
+    The way to differentiate each parameter is chosen once: every rule is compared with autograd on
+    the examples of `sample`. Where no rule is right (a weight shared, used twice or used outside
+    its layer; a batch not on the first axis; a layer without a rule), gradients are computed
+    example by example, which is slow but exact. The model's forward takes one argument, and its
+    mode is not changed: BatchNorm mixes examples in training mode, so call `model.eval()` first.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str], sample: torch.Tensor) -> None:
+        if len(sample) == 1:  # one example cannot show that a layer mixes two of them
+            sample = torch.cat([sample, sample])
         known = dict(model.named_parameters())
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"the model has no parameter {', '.join(unknown[:3])}")
         self.model = model
         self._parameters = {name: known[name] for name in names}
-        self._layers: dict[nn.Module, dict[str, str]] = {}  # ruled: own name → name in the model
+        self._layers: dict[
+            nn.Module, dict[str, str]
+        ] = {}  # with a rule: own name → name in the model
         self._expanded: list[str] = []
         self._slow: list[str] = []
         self.sums: dict[str, torch.Tensor] = {}
         self._plan(sample)
 
     def add(self, inputs: torch.Tensor, targets: Targets) -> None:
-        """One forward pass, and one backward pass for each of the `targets` made of its logits."""
+        """One forward pass, and one backward pass for each of the `targets` of its logits."""
         self._by_rule(inputs, targets)
         if self._slow:
             self._one_by_one(inputs, targets, self._slow)
@@ -81,7 +87,7 @@ class Squares:
             )
 
     def clear(self) -> None:
-        """Begins anew; the plan stays."""
+        """Sets the sums to zero; the plan stays."""
         self.sums = {
             name: torch.zeros_like(value, memory_format=torch.contiguous_format)
             for name, value in self._parameters.items()
@@ -133,13 +139,13 @@ class Squares:
         args: tuple[torch.Tensor, ...],
         output: torch.Tensor,
     ) -> torch.Tensor | None:
-        """A forward hook: once the gradient of `output` is known, the layer's rule is applied."""
+        """A forward hook: applies the layer's rule once the gradient of `output` is known."""
         if not args:
             return None
         begins = not output.requires_grad
-        if begins:  # nothing below is scored
+        if begins:  # no parameter below is scored
             leaves.append(output.detach().requires_grad_())
-            output = leaves[-1].clone()  # which an activation may overwrite, unlike a leaf
+            output = leaves[-1].clone()  # an activation may overwrite it, unlike a leaf
         sums = {key: self.sums[name] for key, name in own.items()}
         rule, x = rule_of(module), args[0].detach()
 
@@ -158,7 +164,7 @@ class Squares:
         self.sums[name].add_(g.square().sum(0, keepdim=True))
 
     def _one_by_one(self, inputs: torch.Tensor, targets: Targets, names: Sequence[str]) -> set[str]:
-        """Plain autograd; returns the names that had any part in the targets."""
+        """Plain autograd; returns the names of parameters that the targets depend on."""
         wanted = [self._parameters[name] for name in names]
         used = set()
         with _differentiating(self.model, wanted):
@@ -166,18 +172,20 @@ class Squares:
                 for one in target.unbind():
                     if not one.requires_grad:
                         continue
-                    found = torch.autograd.grad(one, wanted, retain_graph=True, allow_unused=True)
-                    for name, gradient in zip(names, found, strict=True):
+                    gradients = torch.autograd.grad(
+                        one, wanted, retain_graph=True, allow_unused=True
+                    )
+                    for name, gradient in zip(names, gradients, strict=True):
                         if gradient is not None:
                             used.add(name)
                             self.sums[name].addcmul_(gradient, gradient)
         return used
 
 
-def _differing(found: Sums, expected: Sums, layers: Iterable[dict[str, str]]) -> set[str]:
-    """By more than the tolerance, and by more than rounding in the largest of a layer's own.
+def _differing(sums: Sums, expected: Sums, layers: Iterable[dict[str, str]]) -> set[str]:
+    """Names whose sums differ by more than the tolerance and the rounding error of their layer.
 
-    A bias of attention's keys has no gradient but rounding errors: these never agree.
+    The gradient of the bias of attention's keys is zero but for rounding errors, which never agree.
     """
     norms = {name: float(torch.linalg.vector_norm(value)) for name, value in expected.items()}
     allowed = {name: TOLERANCE * norm for name, norm in norms.items()}
@@ -189,7 +197,7 @@ def _differing(found: Sums, expected: Sums, layers: Iterable[dict[str, str]]) ->
     return {
         name
         for name, value in expected.items()
-        if not float(torch.linalg.vector_norm(found[name] - value)) <= allowed[name]
+        if not float(torch.linalg.vector_norm(sums[name] - value)) <= allowed[name]
     }
 
 
@@ -202,7 +210,7 @@ def _backward(targets: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -
 
 @contextmanager
 def _differentiating(model: nn.Module, wanted: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Gradients on, for the parameters `wanted` alone; afterwards all is as it was."""
+    """Enables gradients of the parameters `wanted` only, and restores the flags afterwards."""
     before = [(value, value.requires_grad) for value in model.parameters()]
     identities = {id(value) for value in wanted}
     try:

@@ -1,30 +1,42 @@
 """SGD with momentum on the entries a mask trains; all others stay as they are, bit for bit.
 
 At the trained entries g = ∇w + λw, v ← μv + (1 − τ)g and w ← w − ηv, or w − η(g + μv) if Nesterov;
-nothing is kept, decayed or written elsewhere. Iurada et al., 2025, https://arxiv.org/abs/2504.02620.
+nothing is stored, decayed or written elsewhere. Iurada et al., 2025, arXiv:2504.02620.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fedlens.errors import FedlensError
-from fedlens.params import digest
-from fedlens.sparse.entries import positions, put, taken
-
-WHOLE = torch.empty(0, dtype=torch.bool)  # stands for "no index" in a digest
-DIGEST = "masks_digest"
+from fedlens.sparse.masked_optimizer import MaskedOptimizer, refuse_negative
 
 
-class SparseSGDM(torch.optim.Optimizer):
-    """`torch.optim.SGD` that trains {w : mask}; a parameter without a mask is trained whole.
+class SparseSGDM(MaskedOptimizer):
+    """`torch.optim.SGD` on {w : mask}; a parameter without a mask is trained whole, as by SGD.
 
-    `masks` maps names to bool tensors of their parameters' shapes. A parameter whose mask is all
-    False stops requiring gradients, so the backward pass ends above it. Momentum has one value per
-    trained entry, in row-major order; a parameter trained whole is stepped as SGD would.
+    Args:
+        params: Named parameters, `model.named_parameters()`, or groups of them.
+        lr: The learning rate η.
+        momentum: μ, as in SGD.
+        dampening: τ, as in SGD.
+        weight_decay: λ, as in SGD.
+        nesterov: Nesterov momentum, which needs momentum > 0 and no dampening.
+        maximize: Climb instead of descending.
+        masks: Name → bool tensor: of these parameters, only the entries that are True are trained.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> layer = torch.nn.Linear(2, 1, bias=False)
+        >>> masks = {"weight": torch.tensor([[True, False]])}
+        >>> optimizer = fl.SparseSGDM(layer.named_parameters(), lr=0.1, momentum=0.9, masks=masks)
+        >>> before = layer.weight.detach().clone()
+        >>> layer(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> (layer.weight != before).tolist()
+        [[True, False]]
     """
 
     def __init__(
@@ -39,22 +51,9 @@ class SparseSGDM(torch.optim.Optimizer):
         maximize: bool = False,
         masks: Mapping[str, Tensor],
     ) -> None:
-        for what, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if value < 0:
-                raise ValueError(f"{what} must not be negative, but is {value}")
+        refuse_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ValueError("Nesterov momentum needs momentum > 0 and dampening 0")
-        groups = _groups(params)
-        if masks:
-            _check([item for group in groups for item in group["params"]], masks)
-        self._index: dict[Tensor, Tensor] = {}  # not in `state`: loading would cast it to floats
-        for group in groups:
-            group["params"] = [item for item in group["params"] if self._admits(item, masks)]
-        if not any(group["params"] for group in groups):
-            raise FedlensError(
-                "Nothing is left to train: every parameter is frozen or has a mask that is all "
-                "False; raise the density."
-            )
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -63,164 +62,21 @@ class SparseSGDM(torch.optim.Optimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        super().__init__(groups, defaults)
+        super().__init__(params, defaults, masks=masks)
 
-    def _admits(self, item: Tensor | tuple[str, Tensor], masks: Mapping[str, Tensor]) -> bool:
-        """Whether there is something to train; notes its index, or freezes it."""
-        name, parameter = item if isinstance(item, tuple) else ("", item)
-        mask = masks.get(name)
-        if mask is not None and parameter.requires_grad:
-            trained = int(mask.count_nonzero())
-            if trained == 0:
-                parameter.requires_grad_(False)
-                parameter.grad = None
-            elif trained < mask.numel():
-                self._index[parameter] = positions(mask, parameter.device)
-        return parameter.requires_grad
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.grad.is_sparse:
-                    raise RuntimeError("SparseSGDM takes dense gradients only")
-                self._step(parameter, group)
-        return loss
-
-    def _step(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
-        assert parameter.grad is not None
-        index, state = self._index.get(parameter), self.state[parameter]
-        if index is None:
-            _move(parameter, parameter.grad, state, group)
-            return
-        weights = taken(parameter, index)
-        _move(weights, taken(parameter.grad, index), state, group)
-        put(parameter, index, weights)
-
-    def state_dict(self) -> dict[str, Any]:
-        """SGD's, and in every group a digest of what it trains."""
-        found = super().state_dict()
-        for packed, group in zip(found["param_groups"], self.param_groups, strict=True):
-            packed[DIGEST] = self._digest(group)
-        return found
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        saved = state_dict["param_groups"]
-        if [one.get(DIGEST) for one in saved] != [self._digest(one) for one in self.param_groups]:
-            raise FedlensError(
-                "The saved optimizer state belongs to other masks or parameters: build the "
-                "optimizer with those it was saved with."
-            )
-        for theirs, ours in zip(saved, self.param_groups, strict=True):
-            for key, parameter in zip(theirs["params"], ours["params"], strict=True):
-                buffer = state_dict["state"].get(key, {}).get("momentum_buffer")
-                index = self._index.get(parameter)
-                expected = parameter.shape if index is None else index.shape
-                if buffer is not None and buffer.shape != expected:
-                    raise FedlensError(
-                        f"The saved momentum of parameter {key} has shape {tuple(buffer.shape)} "
-                        f"instead of {tuple(expected)}: the state is damaged, start afresh."
-                    )
-        groups = [{key: one[key] for key in one if key != DIGEST} for one in saved]
-        super().load_state_dict({**state_dict, "param_groups": groups})
-
-    def _digest(self, group: Mapping[str, Any]) -> str:
-        names = group.get("param_names", [""] * len(group["params"]))
-        return digest(
-            {
-                f"{position} {name} {tuple(parameter.shape)}": self._index.get(parameter, WHOLE)
-                for position, (name, parameter) in enumerate(
-                    zip(names, group["params"], strict=True)
-                )
-            }
-        )
-
-
-def sgdm(
-    named: Iterable[tuple[str, nn.Parameter]],
-    masks: Mapping[str, Tensor] | None,
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-) -> torch.optim.Optimizer:
-    """SGD over what requires gradients if there are no masks, else SparseSGDM."""
-    if not masks:
-        trained = [parameter for _, parameter in named if parameter.requires_grad]
-        return torch.optim.SGD(trained, lr, momentum, 0, weight_decay, nesterov)
-    return SparseSGDM(named, lr, momentum, 0, weight_decay, nesterov, masks=masks)
-
-
-def memory(optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes held between steps: of momentum, and of the index of trained entries."""
-    buffers = [state.get("momentum_buffer") for state in optimizer.state.values()]
-    index = optimizer._index.values() if isinstance(optimizer, SparseSGDM) else ()
-    return {
-        "momentum": sum(buffer.nbytes for buffer in buffers if buffer is not None),
-        "index": sum(one.nbytes for one in index),
-    }
-
-
-def _move(
-    weights: Tensor, grad: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
-) -> None:
-    """One step of `weights` in place, with SGD's own kernels in SGD's order."""
-    if group["maximize"]:
-        grad = -grad
-    if group["weight_decay"] != 0:
-        grad = grad.add(weights, alpha=group["weight_decay"])
-    if group["momentum"] != 0:
-        velocity = state.get("momentum_buffer")
-        if velocity is None:
-            velocity = state["momentum_buffer"] = grad.clone()
-        else:
-            velocity.mul_(group["momentum"]).add_(grad, alpha=1 - group["dampening"])
-        grad = grad.add(velocity, alpha=group["momentum"]) if group["nesterov"] else velocity
-    weights.add_(grad, alpha=-group["lr"])
-
-
-def _groups(params: ParamsT) -> list[dict[str, Any]]:
-    """Parameter groups of our own, whatever form torch allows them to come in."""
-    given: list[Any] = list(params)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-    found = []
-    for group in groups:
-        inside = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
-        inside = list(inside)
-        named = bool(inside) and isinstance(inside[0], tuple)
-        # Known to be named even if nothing in it is trained: torch wants all groups alike.
-        found.append({**group, "params": inside, **({"param_names": []} if named else {})})
-    return found
-
-
-def _check(items: list[Tensor | tuple[str, Tensor]], masks: Mapping[str, Tensor]) -> None:
-    """Refuses masks that do not fit, before anything is touched."""
-    if not all(isinstance(item, tuple) for item in items):
-        raise FedlensError("Masks go by name: pass model.named_parameters(), not parameters().")
-    named = dict(item for item in items if isinstance(item, tuple))
-    faults = [f"{name} has no parameter" for name in masks if name not in named]
-    for name in masks.keys() & named.keys():
-        mask, parameter = masks[name], named[name]
-        if mask.dtype != torch.bool:
-            faults.append(f"{name} is {mask.dtype}, not bool")
-        elif mask.shape != parameter.shape:
-            faults.append(f"{name} is {tuple(mask.shape)}, not {tuple(parameter.shape)}")
-        elif not parameter.requires_grad and mask.any():
-            faults.append(f"{name} would train a parameter that does not require gradients")
-    if faults:
-        shown = "; ".join(sorted(faults)[:3])
-        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise FedlensError(f"The masks do not fit the parameters: {shown}{more}.")
+    def _move(
+        self, weights: Tensor, grad: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+    ) -> None:
+        """With SGD's own kernels in SGD's order, so that the bits are SGD's."""
+        if group["maximize"]:
+            grad = -grad
+        if group["weight_decay"] != 0:
+            grad = grad.add(weights, alpha=group["weight_decay"])
+        if group["momentum"] != 0:
+            velocity = state.get("momentum_buffer")
+            if velocity is None:
+                velocity = state["momentum_buffer"] = grad.clone()
+            else:
+                velocity.mul_(group["momentum"]).add_(grad, alpha=1 - group["dampening"])
+            grad = grad.add(velocity, alpha=group["momentum"]) if group["nesterov"] else velocity
+        weights.add_(grad, alpha=-group["lr"])

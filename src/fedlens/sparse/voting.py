@@ -1,8 +1,7 @@
-"""One mask from many clients' preferences: a weight is in if at least q of m clients chose it.
+"""One mask from many clients' rankings: a weight is trained if at least q of m clients choose it.
 
-Every client chooses its first t weights, with t such that the merged mask has the density asked
-for. That is to rank weights by the q-th smallest of their ranks: q clients have a weight among
-their first t if and only if that rank is below t.
+Every client chooses its first t weights, with t such that the merged mask has the wanted density.
+This ranks weights by the q-th smallest of their ranks: q clients choose a weight if that is < t.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,9 +10,9 @@ import torch
 
 from fedlens.errors import FedlensError, suggest
 from fedlens.rng import Stream
-from fedlens.sparse.masks import Pool, Preference, reordered
+from fedlens.sparse.masks import Pool, Ranking, reordered
 
-BLOCK = 1 << 20  # weights whose ranks are laid side by side at a time
+BLOCK = 1 << 20  # weights whose ranks are stacked at a time
 
 VOTES: dict[str, Callable[[int], int]] = {  # clients → votes needed
     "union": lambda clients: 1,
@@ -22,20 +21,20 @@ VOTES: dict[str, Callable[[int], int]] = {  # clients → votes needed
 }
 
 
-def merge(preferences: Iterable[Preference], vote: str, *, stream: Stream) -> Preference:
-    """The clients' common preference; whose it is does not matter, ties are drawn.
+def merge(rankings: Iterable[Ranking], vote: str, *, stream: Stream) -> Ranking:
+    """The common ranking of all clients; their order does not matter, and ties are drawn.
 
-    Takes 4·m·N bytes for the ranks of m clients, who may be handed over one at a time.
+    Takes 4·m·N bytes for the ranks of m clients; `rankings` may be a generator.
     """
     if vote not in VOTES:
         raise FedlensError(f"There is no vote '{vote}': {suggest(vote, VOTES)}")
     ranks: dict[Pool, list[torch.Tensor]] = {}
-    first: Preference | None = None
-    for one in preferences:
+    first: Ranking | None = None
+    for one in rankings:
         first = first or one
         if one.shapes != first.shapes or one.orders.keys() != first.orders.keys():
             raise FedlensError(
-                "Clients voted on different weights: calibrate them all with the same model, "
+                "The clients ranked different weights: calibrate them all with the same model, "
                 "the same maskable parameters and the same scope."
             )
         for pool, order in one.orders.items():
@@ -43,12 +42,12 @@ def merge(preferences: Iterable[Preference], vote: str, *, stream: Stream) -> Pr
     if first is None:
         raise FedlensError("A vote on masks needs at least one client.")
     orders = {}
-    for pool, found in ranks.items():
-        reached = _nth_smallest(found, VOTES[vote](len(found)))
+    for pool, rows in ranks.items():
+        reached = _nth_smallest(rows, VOTES[vote](len(rows)))
         draw = stream.draw("vote ties", vote, *pool)
         ties = torch.randperm(len(reached), generator=draw, dtype=torch.int32)
         orders[pool] = reordered(ties, reached, len(ties), largest=False)
-    return Preference(first.shapes, orders)
+    return Ranking(first.shapes, orders)
 
 
 def _ranks(order: torch.Tensor) -> torch.Tensor:
@@ -58,6 +57,6 @@ def _ranks(order: torch.Tensor) -> torch.Tensor:
 
 
 def _nth_smallest(rows: list[torch.Tensor], nth: int) -> torch.Tensor:
-    """Down each column, counted from 1."""
+    """The n-th smallest value of each column, counted from 1."""
     blocks = zip(*(torch.split(row, BLOCK) for row in rows), strict=True)
     return torch.cat([torch.stack(block).kthvalue(nth, dim=0).values for block in blocks])

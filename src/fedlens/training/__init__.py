@@ -1,1 +1,1 @@
-"""The local step, evaluation and schedules."""
+"""The training step, evaluation, schedules, precision and client optimizers."""

@@ -1,4 +1,4 @@
-"""Evaluation: loss, top-1, top-5 and per-class accuracy of a model on examples; its predictions."""
+"""Evaluation of a model on examples: loss, top-1, top-5 and per-class accuracy; predictions."""
 
 import math
 from collections.abc import Callable
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedlens.data.examples import in_order
-from fedlens.data.images import Examples
+from fedlens.data.examples import Examples, in_order
 from fedlens.errors import FedlensError
 from fedlens.training.precision import Precision
 from fedlens.training.step import Model
 
 
 class NotFinite(FedlensError):
-    """The loss on the evaluated examples is not a number."""
+    """The loss on the evaluated examples is infinite or not a number."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Evaluation:
     count: int
 
     def metrics(self) -> dict[str, float]:
-        """The scalars; per-class accuracy goes to the final result only."""
+        """The scalars, without the accuracy of each class."""
         return {"loss": self.loss, "top1": self.top1, "top5": self.top5}
 
 
@@ -60,8 +59,8 @@ def evaluate(
             progress(done, len(examples))
     if not math.isfinite(loss):
         raise NotFinite(
-            f"The model's loss on the evaluated images is {loss}: it diverged; lower train.lr, or "
-            "set train.clip_norm."
+            f"The loss on the evaluated examples is {loss}, so training diverged: lower the "
+            "learning rate, or clip the gradients' norm."
         )
     return Evaluation(
         loss=loss / done,
@@ -83,9 +82,9 @@ def predictions(
     batch_size: int,
     precision: Precision,
 ) -> torch.Tensor:
-    """The class the model finds most likely for every example at `index`, on the CPU."""
-    found = []
+    """The most likely class of every example at `index`, on the CPU."""
+    labels = []
     for part in torch.split(index, batch_size):
         with precision.autocast():
-            found.append(model(examples.batch(part)).argmax(1).cpu())
-    return torch.cat(found)
+            labels.append(model(examples.batch(part)).argmax(1).cpu())
+    return torch.cat(labels)

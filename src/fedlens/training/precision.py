@@ -1,7 +1,7 @@
-"""Numeric precision: float32, or autocast where it has been seen to work.
+"""Numeric precision: float32, or autocast to half precision where it works.
 
-Some CPUs advertise bfloat16 units whose use kills the process, so half precision is tried in a
-child process first and refused in words if the child does not come back.
+Some CPUs advertise bfloat16 units whose use kills the process, so half precision is first tried in
+a child process, and refused if the child fails.
 """
 
 import signal
@@ -36,7 +36,7 @@ class Precision:
     scaler: "torch.amp.GradScaler | None" = None
 
     def for_clients(self) -> "Precision":
-        """Without memory of earlier steps: a client's loss scale is fixed, not found on the way."""
+        """With a fixed loss scale, so that a client's steps do not depend on earlier clients."""
         if self.scaler is None:
             return self
         fixed = torch.amp.GradScaler(self.device, init_scale=1024.0, growth_interval=2**31 - 1)
@@ -47,7 +47,7 @@ class Precision:
 
 
 def choose(name: str, device: torch.device) -> Precision:
-    """The precision called `name` on `device`; a half precision that fails its probe is refused."""
+    """The precision called `name` on `device`; refuses half precision that fails its probe."""
     if name not in CHOICES:
         raise FedlensError(f"Unknown precision '{name}': {suggest(name, CHOICES)}")
     if name == "fp32":
@@ -56,15 +56,15 @@ def choose(name: str, device: torch.device) -> Precision:
     dtype = torch.float16 if fp16 else torch.bfloat16
     if reason := probe(device.type, dtype):
         raise FedlensError(
-            f"train.precision=amp does not work on this {device.type} ({reason}); "
-            "use train.precision=fp32."
+            f"Half precision (amp) does not work on this {device.type} ({reason}): use "
+            "precision=fp32."
         )
     scaler = torch.amp.GradScaler(device.type) if fp16 and device.type == "cuda" else None
     return Precision(name, device.type, dtype, scaler)
 
 
 def probe(device: str, dtype: torch.dtype) -> str | None:
-    """Why autocast to `dtype` fails on `device`, found out in a child process; None if it works."""
+    """Why autocast to `dtype` fails on `device`, tried in a child process; None if it works."""
     kind = str(dtype).removeprefix("torch.")
     child = [sys.executable, "-c", _PROBE, device, kind]
     try:

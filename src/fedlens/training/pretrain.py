@@ -1,7 +1,7 @@
-"""Pretraining of the embedded world's backbone: supervised, on combinations the world never uses.
+"""Supervised pretraining of the synthetic benchmark's backbone, on classes the benchmark lacks.
 
-A class's logit is the sum of its colour's, its texture's and its shape's, so features must hold
-the three apart, and carry over to new combinations. Every image is new: one pass, nothing repeated.
+The logit of a class is the sum of its colour's, texture's and shape's, so the features must encode
+all three and transfer to new combinations. One pass over images that never repeat.
 """
 
 import hashlib
@@ -19,22 +19,23 @@ from torch import Tensor, nn
 from fedlens import files, rng
 from fedlens.cache import cached
 from fedlens.data import synthetic
-from fedlens.data.examples import ImageExamples, Pipeline, shuffled
+from fedlens.data.examples import ImageExamples, shuffled
+from fedlens.data.transforms import Pipeline
 from fedlens.models import backbones
 from fedlens.rng import Stream
 from fedlens.training.precision import Precision
 from fedlens.training.schedules import Schedule
-from fedlens.training.step import StepRules, Tally, local_step, set_lr
+from fedlens.training.step import StepSettings, Tally, local_step, set_lr
 
-VERSION = 1  # to be raised whenever the same recipe would give other weights
+VERSION = 1  # raise it whenever the same recipe gives other weights
 
-Progress = Callable[[int, int], None]  # steps done, of how many
+Progress = Callable[[int, int], None]  # steps done, steps in all
 
 
 @dataclass(frozen=True)
 class Recipe:
     per_class: int = 90
-    batch_size: int = 32  # small: with so few images the number of steps counts most
+    batch_size: int = 32  # small, since the number of steps matters most with so few images
     lr: float = 2e-3
     weight_decay: float = 0.05
     warmup: float = 0.1
@@ -54,8 +55,7 @@ class SumOfParts(nn.Module):
         self.words = nn.Linear(backbones.width(backbone), len(words))
         self.register_buffer("has", torch.tensor(has))
 
-    def forward(self, inputs: Tensor, keep: None = None) -> Tensor:
-        del keep
+    def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.words(self.backbone(inputs)) @ self.has
         return logits
 
@@ -71,20 +71,18 @@ def pretrain(
     recipe = recipe or Recipe()
     stream = Stream(recipe.seed, ("pretraining",))
     with rng.scoped(stream.draw("initialisation")):
-        model = SumOfParts(_with_bold_start(build(), recipe.position_std))
+        model = SumOfParts(_with_large_initial_weights(build(), recipe.position_std))
     examples = ImageExamples(
         synthetic.pretraining(per_class=recipe.per_class), index=None, pipeline=pipeline
     )
     optimizer = torch.optim.AdamW(
         model.parameters(), weight_decay=recipe.weight_decay, betas=(0.9, 0.98), fused=True
     )
-    schedule, rules = Schedule(warmup=recipe.warmup), StepRules(Precision("fp32", "cpu"))
+    schedule, settings = Schedule(warmup=recipe.warmup), StepSettings(Precision("fp32", "cpu"))
     batches, tally = shuffled(len(examples), recipe.batch_size, stream.draw("order")), Tally()
     for step, index in enumerate(batches):
         set_lr(optimizer, recipe.lr * schedule.factor(step, len(batches)))
-        local_step(
-            model, optimizer, examples, index, rules, tally, stream=stream, step=step, width=0
-        )
+        local_step(model, optimizer, examples, index, settings, tally, stream=stream, step=step)
         progress(step + 1, len(batches))
     return dict(model.backbone.state_dict())
 
@@ -95,8 +93,8 @@ def pico_weights(
     progress: Progress = lambda *_: None,
     check: Callable[[], None] = lambda: None,
 ) -> Path:
-    """The file of vit_pico's weights, pretrained on first use; `check` is called while another
-    process does."""
+    """The file of vit_pico's weights, pretrained on first use; `check` is called while waiting
+    for another process that pretrains them."""
     recipe, row = recipe or Recipe(), backbones.find("vit_pico")
     content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(row.arguments.items()))
     digest = hashlib.sha256(repr((*content, row.mean, row.std)).encode()).hexdigest()
@@ -108,9 +106,9 @@ def pico_weights(
     return path
 
 
-def _with_bold_start(backbone: nn.Module, position_std: float) -> nn.Module:
-    """timm's initial weights (std 0.02) suit wide models and long training; a narrow one with a
-    thousand steps to go must hear each layer and each position from the start."""
+def _with_large_initial_weights(backbone: nn.Module, position_std: float) -> nn.Module:
+    """timm's initial weights (std 0.02) suit wide models and long training; a narrow model that
+    trains for a thousand steps needs larger ones in each layer and position embedding."""
     named_apply(init_weights_vit_jax, backbone)
     nn.init.normal_(cast(Tensor, backbone.pos_embed), std=position_std)
     return backbone

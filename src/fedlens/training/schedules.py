@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of progress, so that a resumed run needs no scheduler state.
+"""Learning rates as pure functions of the step, so that a resumed run needs no scheduler state.
 
 lr(t) = lr · (t + 1)/W during W warm-up steps, then lr · shape(p) with p = (t − W)/(T − W).
 """
@@ -17,7 +17,7 @@ class Schedule:
     stages: int = 3  # number of plateaus (step)
 
     def factor(self, step: int, total: int) -> float:
-        """What lr is multiplied with at `step` of `total`."""
+        """The factor that multiplies lr at `step` of `total`."""
         warmup = round(self.warmup * total)
         if step < warmup:
             return (step + 1) / warmup

@@ -1,6 +1,6 @@
-"""The one training step, shared by central training and every client: θ ← SGDM(θ, ∇L(θ; batch)).
+"""The one training step of central training and of every client: θ ← optimizer(θ, ∇L(θ; batch)).
 
-Order, augmentation and dropout are addressed draws, so any stretch of steps can be run again.
+Augmentation and dropout are drawn by seed and step, so any range of steps can be repeated.
 """
 
 import math
@@ -10,41 +10,41 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedlens.data.images import Examples
+from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
 from fedlens.rng import Stream
 from fedlens.training.precision import Precision
 
-Model = Callable[..., torch.Tensor]  # a Classifier, or one compiled
-
-
-Adjust = Callable[[], None]  # changes the gradients of a step before it is taken
+# A module, or a compiled one: inputs → logits; with dropout before the head, (inputs, keep) →
+# logits, where features are multiplied by `keep`.
+Model = Callable[..., torch.Tensor]
+Adjust = Callable[[], None]  # changes the gradients before the optimizer's step
 
 
 class Diverged(FedlensError):
-    """The loss is no longer a number."""
+    """The loss is infinite or not a number."""
 
     def __init__(self, loss: float, step: int) -> None:
         super().__init__(
-            f"The loss became {loss} at step {step}: lower train.lr, or set train.clip_norm; the "
-            "checkpoints written before are intact."
+            f"The loss became {loss} at step {step}: lower the learning rate, or clip the "
+            "gradients' norm."
         )
 
 
 @dataclass(frozen=True)
-class StepRules:
-    """How a step is taken, whatever the batch."""
+class StepSettings:
+    """How every step is taken."""
 
     precision: Precision
     label_smoothing: float = 0.0
-    dropout: float = 0.0  # before the head
+    dropout: float = 0.0  # on the features before the head; needs a model that takes `keep`
     clip_norm: float | None = None
     micro_batch: int | None = None
 
 
 @dataclass
 class Tally:
-    """Sums over steps; they add, and a JSON round trip keeps every bit."""
+    """Sums over steps; they add up, and a JSON round trip keeps every bit."""
 
     loss: float = 0.0
     correct: int = 0
@@ -65,25 +65,28 @@ def local_step(
     optimizer: torch.optim.Optimizer,
     examples: Examples,
     index: torch.Tensor,
-    rules: StepRules,
+    settings: StepSettings,
     tally: Tally,
     *,
     stream: Stream,
     step: int,
-    width: int,
+    width: int | None = None,
     adjust: Adjust | None = None,
 ) -> None:
-    """Step `step` of a stretch: draw the batch at `index`, train on it, add to the tally.
+    """Trains on the examples at `index` and adds their loss and accuracy to the tally.
 
-    `width` is the dimension of the features before the head, where dropout acts.
+    `step` numbers the draws of augmentation and dropout. `width` is the dimension of the features
+    before the head; only dropout needs it.
     """
     inputs = examples.batch(index, stream.draw("augment", step))
     labels = examples.labels[index].to(inputs.device)
     keep = None
-    if rules.dropout:
-        keep = dropout_mask(len(index), width, rules.dropout, stream.draw("dropout", step))
+    if settings.dropout:
+        if width is None:
+            raise ValueError("dropout needs the width of the features before the head")
+        keep = dropout_mask(len(index), width, settings.dropout, stream.draw("dropout", step))
         keep = keep.to(inputs.device)
-    loss, correct = train_step(model, optimizer, inputs, labels, rules, keep, adjust)
+    loss, correct = train_step(model, optimizer, inputs, labels, settings, keep, adjust)
     if not math.isfinite(loss):
         raise Diverged(loss, step)
     tally.loss += loss
@@ -96,25 +99,28 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     inputs: torch.Tensor,
     labels: torch.Tensor,
-    rules: StepRules,
+    settings: StepSettings,
     keep: torch.Tensor | None = None,
     adjust: Adjust | None = None,
 ) -> tuple[float, int]:
-    """One optimizer step; returns the batch's summed loss and number correct.
+    """One optimizer step; returns the batch's summed loss and the number of correct predictions.
 
-    Micro-batches give the same update as the whole batch: each loss is divided by the whole size.
+    Micro-batches give the same update as the whole batch: each loss is divided by the batch size.
     """
     count = len(labels)
-    size = rules.micro_batch or count
-    scaler = rules.precision.scaler
+    size = settings.micro_batch or count
+    scaler = settings.precision.scaler
     losses, hits = [], []
     optimizer.zero_grad(set_to_none=True)
     for start in range(0, count, size):
         part = slice(start, start + size)
-        with rules.precision.autocast():
-            logits = model(inputs[part], None if keep is None else keep[part])
+        with settings.precision.autocast():
+            logits = model(inputs[part]) if keep is None else model(inputs[part], keep[part])
         loss = F.cross_entropy(
-            logits.float(), labels[part], label_smoothing=rules.label_smoothing, reduction="sum"
+            logits if logits.dtype == torch.float64 else logits.float(),  # never less than float32
+            labels[part],
+            label_smoothing=settings.label_smoothing,
+            reduction="sum",
         )
         mean = loss / count
         torch.autograd.backward(scaler.scale(mean) if scaler else mean)
@@ -124,9 +130,9 @@ def train_step(
         scaler.unscale_(optimizer)
     if adjust:
         adjust()
-    if rules.clip_norm is not None:
+    if settings.clip_norm is not None:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(trained, rules.clip_norm)
+        torch.nn.utils.clip_grad_norm_(trained, settings.clip_norm)
     if scaler:
         scaler.step(optimizer)
         scaler.update()
