@@ -1,109 +1,369 @@
-"""The updates of one round as they come in: checked, observed, aggregated, let go."""
+"""The federated round: local training, aggregation and a server step, as a function of the state.
+
+`init` gives a state and `apply(state, cohort)` the next one with a report; neither changes what it
+is given. The experiment loop, the training of a head and the library all call this one round.
+"""
 
 import logging
 import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Literal
 
 import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregation import TABLE, AggregatorSettings, Contribution, Mean
-from fedlens.federated.client import LocalRules, Update, effective_steps
-from fedlens.federated.diagnostics import Observer
+from fedlens.federated import wire
+from fedlens.federated.aggregation import Aggregator, Contribution, WeightedMean
+from fedlens.federated.algorithms.choice import MakeAggregator
+from fedlens.federated.algorithms.fedavg import FedAvg
+from fedlens.federated.algorithms.fedopt import ServerSgd
+from fedlens.federated.algorithms.scaffold import (
+    ClientMemory,
+    ControlChange,
+    InMemory,
+    correction,
+)
+from fedlens.federated.client import LocalTraining
+from fedlens.federated.diagnostics import Delta, MakeDiagnostic
+from fedlens.federated.server import Moments, ServerOptimizer, server_step
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort, Engine
 from fedlens.params import Params
+from fedlens.rng import Stream
+from fedlens.runtime.threads import limited_threads
+from fedlens.sparse.packing import Packing
 from fedlens.training.step import Tally
+
+OnUpdate = Callable[[ClientUpdate, bool], None]  # an update, and whether it was accepted
+Release = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
 
 log = logging.getLogger(__name__)
 
 
-class Gathering:
-    def __init__(
+class BadUpdate(FedlensError):
+    """An update that cannot be used, where such an update ends the training."""
+
+    def __init__(self, update: ClientUpdate, fault: str) -> None:
+        self.update = update
+        self.fault = fault
+        self.rejection = _rejection(update, fault).rstrip(".")
+        super().__init__(
+            f"{self.rejection}: leave such updates out with bad_update='skip', or lower the "
+            "learning rate."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """All that the server remembers after a round.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> clients = fl.partition(data[1], clients=2)
+        >>> fed = fl.fedavg(torch.nn.Linear(3, 2), data, clients, lr=0.1, local_steps=2,
+        ...                 batch_size=5)
+        >>> state = fed.init()
+        >>> state.round, list(state.parameters)
+        (0, ['weight', 'bias'])
+    """
+
+    round: int  # rounds done
+    trained: Params  # the global parameters as they travel: of a masked one, the trained entries
+    packing: Packing
+    base: Params  # whole tensors, read where masks freeze them: there they never change. It may
+    # have parameters that are not in `trained`: those that masks freeze entirely
+    moments: Moments = field(default_factory=dict)  # of the server optimizer
+    control: Params | None = None  # SCAFFOLD's c
+    clients: ClientMemory | None = None  # SCAFFOLD's c_i
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The global parameters as whole tensors, in memory of their own."""
+        whole = params.copy(self.base)
+        self.packing.unpack(self.trained, {name: whole[name] for name in self.trained})
+        return whole
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in one round.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> clients = fl.partition(data[1], clients=2)
+        >>> fed = fl.fedavg(torch.nn.Linear(3, 2), data, clients, lr=0.1, local_steps=2,
+        ...                 batch_size=5)
+        >>> state, report = fed.apply(fed.init(), fed.sample(fed.init(), participation=1.0))
+        >>> report.accepted, len(report.losses), list(report.diagnostics)
+        ((0, 1), 2, ['update_norms', 'drift', 'cosine', 'sign_agreement'])
+    """
+
+    cohort: Cohort
+    accepted: tuple[int, ...]  # clients whose updates were aggregated
+    rejected: Mapping[int, str]  # clients whose updates were not, and why
+    tally: Tally | None  # of all accepted clients; None: they do not reveal their losses
+    losses: tuple[float, ...]  # each accepted client's mean training loss
+    diagnostics: Mapping[str, float | list[float] | None]
+    bytes_down: int
+    bytes_up: int
+    seconds: Mapping[str, float]  # prepare, train, aggregate (while clients train), server
+
+    def record(self) -> dict[str, Any]:
+        """As pure JSON, for a journal of rounds."""
+        cohort = self.cohort
+        record: dict[str, Any] = {"lr": cohort.lr, "participants": list(cohort.drawn)}
+        if cohort.dropout:
+            record["dropped"] = cohort.dropped
+        if cohort.stragglers:
+            record["local_steps"] = [task.steps for task in cohort.tasks]
+        record["clients"] = list(self.accepted)
+        if self.rejected:
+            record["rejected"] = {str(client): why for client, why in self.rejected.items()}
+        if self.accepted and self.tally is not None:
+            record |= {"train": self.tally.metrics(), "client_losses": list(self.losses)}
+        record |= self.diagnostics
+        return record | {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
+
+    def timings(self) -> dict[str, float]:
+        """Seconds by what they were spent on, and training speed."""
+        training = self.seconds["train"] + self.seconds["aggregate"]
+        seen = 0 if self.tally is None else self.tally.seen
+        return {
+            "prepare_seconds": self.seconds["prepare"],
+            "train_seconds": self.seconds["train"],
+            "aggregate_seconds": self.seconds["aggregate"] + self.seconds["server"],
+            "images_per_second": seen / max(training, 1e-9),
+        }
+
+
+@dataclass(frozen=True)
+class FederatedAlgorithm:
+    """How rounds are run: who trains, how, and how updates become the next global model.
+
+    `fedavg` and the other functions make one, with its clients, as `Federation.algorithm`.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> model = torch.nn.Linear(3, 2)
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> fed = fl.fedavg(model, data, fl.partition(data[1], clients=2), lr=0.1, local_steps=2,
+        ...                 batch_size=5)
+        >>> state = fed.algorithm.init(dict(model.named_parameters()))
+        >>> state, report = fed.algorithm.apply(state, fed.sample(state, participation=1.0))
+        >>> state.round
+        1
+    """
+
+    engine: Engine
+    local: LocalTraining
+    aggregator: MakeAggregator = FedAvg
+    server: ServerOptimizer = ServerSgd()  # noqa: RUF009  (it is frozen)
+    server_lr: float = 1.0
+    control: bool = False  # SCAFFOLD's control variates
+    population: int | None = None  # number of all clients: SCAFFOLD averages over them
+    diagnostics: Mapping[str, MakeDiagnostic] = field(default_factory=dict)  # by name
+    weighting: Literal["examples", "uniform"] = "examples"
+    release: Release | None = None  # (change, accepted clients) → the change the server uses
+    bad_update: Literal["skip", "raise"] = "skip"
+    seed: int = 0
+
+    def init(
         self,
-        start: Params,
-        rules: LocalRules,
+        parameters: Params,
         *,
-        aggregator: str = "mean",
-        settings: AggregatorSettings = AggregatorSettings(),  # noqa: B008  (it is frozen)
-        strict: bool = False,
-        equal: bool = False,
-        hidden: bool = False,
-        untold: bool = False,
-    ) -> None:
-        """`strict`: a bad update ends the run instead of being left out.
+        masks: Mapping[str, torch.Tensor] | None = None,
+        memory: ClientMemory | None = None,
+    ) -> ServerState:
+        """The state before the first round.
 
-        `equal`: clients weigh alike, whatever they hold. `hidden`: each update is the mean of all,
-        so that there is nothing to observe of one. `untold`: clients keep their losses to
-        themselves.
+        `parameters` are the trainable ones as whole tensors. The state copies the entries that are
+        trained and refers to the tensors for the others. `memory` holds SCAFFOLD's c_i, in this
+        process by default.
         """
-        self.start = start
-        self.mean = Mean(start, settings)  # what drift is measured from, whatever is aggregated
-        self.aggregator = self.mean if aggregator == "mean" else TABLE[aggregator](start, settings)
-        self.rules = rules
-        self.strict = strict
-        self.equal = equal
-        self.hidden = hidden
-        self.untold = untold
-        self.observer = Observer(start)
-        self.tally = Tally()
-        self.losses: list[float] = []
-        self.clients: list[int] = []
-        self.rejected: dict[int, str] = {}
+        if self.control and self.local.effective_steps(1) is None:
+            raise FedlensError(
+                "SCAFFOLD divides updates by the optimizer's effective steps, which only SGD "
+                "defines: train the clients with SGD."
+            )
+        if self.control and self.population is None:
+            raise FedlensError("SCAFFOLD needs `population`, the number of all clients.")
+        packing = Packing(parameters, masks or {})
+        trained = params.copy(packing.pack(parameters))
+        return ServerState(
+            round=0,
+            trained=trained,
+            packing=packing,
+            base=parameters,
+            moments=self.server.init(trained),
+            control=params.zeros_like(trained) if self.control else None,
+            clients=(memory or InMemory()) if self.control else None,
+        )
 
-    def add(self, update: Update) -> bool:
-        """Whether the update was taken."""
-        task = update.task
+    def apply(
+        self, state: ServerState, cohort: Cohort, *, on_update: OnUpdate | None = None
+    ) -> tuple[ServerState, RoundReport]:
+        """One round: the next state, and what happened.
+
+        `on_update` is called after every client, while its update's tensors may still be read.
+        """
+        if cohort.round != state.round + 1:
+            raise FedlensError(
+                f"The cohort is for round {cohort.round}, but the state is after round "
+                f"{state.round}: draw a cohort for round {state.round + 1}."
+            )
+        began = time.monotonic()
+        tasks = [_with_correction(task, state) for task in cohort.tasks]
+        updates = _RoundUpdates(self, state, cohort.round)
+        prepared = time.monotonic()
+        aggregating = 0.0
+        for update in self.engine.updates(state.trained, tasks):
+            arrived = time.monotonic()
+            with limited_threads(1):  # the other threads are the workers', where there are any
+                accepted = updates.add(update)
+            aggregating += time.monotonic() - arrived
+            if on_update is not None:
+                on_update(update, accepted)
+        trained = time.monotonic()
+        diagnostics = updates.diagnostics()
+        following = replace(self._step(state, updates), round=cohort.round)
+        size = wire.size(state.trained, state.packing.index) * (2 if self.control else 1)
+        report = RoundReport(
+            cohort=cohort,
+            accepted=tuple(updates.accepted),
+            rejected=updates.rejected,
+            tally=updates.tally,
+            losses=tuple(updates.losses),
+            diagnostics=diagnostics,
+            bytes_down=len(cohort.drawn) * size,
+            bytes_up=len(cohort.tasks) * size,
+            seconds={
+                "prepare": prepared - began,
+                "train": trained - prepared - aggregating,
+                "aggregate": aggregating,
+                "server": time.monotonic() - trained,
+            },
+        )
+        return following, report
+
+    def _step(self, state: ServerState, updates: "_RoundUpdates") -> ServerState:
+        """The state after the server's step; the same where no valid update came."""
+        if not updates.accepted:
+            return state
+        change = updates.change()
+        if self.release is not None:
+            change = self.release(change, len(updates.accepted))
+        trained, moments = server_step(
+            state.trained, state.moments, change, self.server, self.server_lr
+        )
+        control, clients = state.control, state.clients
+        if updates.controls is not None:
+            assert self.population is not None
+            assert clients is not None
+            control = updates.controls.result(self.population)
+            clients = clients.updated(updates.controls.clients)
+        return replace(state, trained=trained, moments=moments, control=control, clients=clients)
+
+
+class _RoundUpdates:
+    """The updates of one round as they come in: checked, measured, aggregated, let go."""
+
+    def __init__(self, algorithm: FederatedAlgorithm, state: ServerState, round_: int) -> None:
+        self.algorithm = algorithm
+        self.start = state.trained
+        stream = Stream(algorithm.seed, ("merge", round_))
+        self.aggregator = algorithm.aggregator(self.start, stream)
+        self.mean = self._mean(stream)
+        self.measured = {name: make(self.start) for name, make in algorithm.diagnostics.items()}
+        self.controls = ControlChange(state.control) if state.control is not None else None
+        self.delta = Delta(self.start)
+        self.tally: Tally | None = Tally()
+        self.losses: list[float] = []
+        self.accepted: list[int] = []
+        self.rejected: dict[int, str] = {}
+        self.individual = True
+
+    def _mean(self, stream: Stream) -> Aggregator | None:
+        """What diagnostics compare updates with: the weighted mean, whatever is aggregated."""
+        if type(self.aggregator) is FedAvg:
+            return self.aggregator
+        return WeightedMean(self.start, stream) if self.algorithm.diagnostics else None
+
+    def add(self, update: ClientUpdate) -> bool:
+        """Whether the update was accepted."""
+        task, local = update.task, self.algorithm.local
         norm = math.nan
         fault = update.fault or params.mismatch(self.start, update.parameters)
         if not fault:
-            norm = self.observer.measure(update.parameters)
+            norm = self.delta.measure(update.parameters)
             if not math.isfinite(norm):
                 fault = "it holds values that are not finite"
         if fault:
-            self._reject(task.client, task.round, fault)
+            self._reject(update, fault)
             return False
-        rules = self.rules
-        steps = effective_steps(task.steps, rules.momentum, nesterov=rules.nesterov)
-        examples = 1 if self.equal else len(task.shard)
-        contribution = Contribution(task.client, update.parameters, examples, steps, norm)
-        for rule in {self.mean, self.aggregator}:
-            rule.add(contribution)
-        self.observer.add(norm, examples)
-        self.tally += update.tally
-        self.losses.append(update.tally.loss / update.tally.seen)
-        self.clients.append(task.client)
+        weight = 1 if self.algorithm.weighting == "uniform" else task.examples
+        steps = local.effective_steps(task.steps)
+        one = Contribution(task.client, update.parameters, weight, steps, norm)
+        self.aggregator.add(one)
+        if self.mean is not None and self.mean is not self.aggregator:
+            self.mean.add(one)
+        self.individual &= update.individual
+        if self.individual:
+            for diagnostic in self.measured.values():
+                diagnostic.add(self.delta.values, norm, weight)
+        if self.controls is not None:
+            assert task.correction is not None
+            assert steps is not None
+            self.controls.add(
+                task.client, task.correction, self.start, update.parameters, steps * task.lr
+            )
+        self._count(update.tally)
+        self.accepted.append(task.client)
         return True
 
-    def change(self) -> dict[str, torch.Tensor] | None:
-        """The aggregated change; None where no valid update came."""
-        if not self.clients:
-            return None
+    def change(self) -> dict[str, torch.Tensor]:
         return self._mean_change if self.aggregator is self.mean else self.aggregator.change()
 
-    def metrics(self) -> dict[str, object]:
-        """For the record, before the server moves on from `start`.
-
-        A round that nobody answered has none of its own.
-        """
-        found: dict[str, object] = {"clients": self.clients}
-        if self.rejected:
-            found["rejected"] = {str(client): why for client, why in self.rejected.items()}
-        if not self.clients:
-            return found
-        if not self.untold:
-            found |= {"train": self.tally.metrics(), "client_losses": self.losses}
-        if self.hidden:
-            return found
-        return found | self.observer.metrics(self._mean_change)
+    def diagnostics(self) -> dict[str, float | list[float] | None]:
+        """None of them where no valid update came, or where updates are not individual."""
+        if not (self.measured and self.accepted and self.individual):
+            return {}
+        return {name: one.result(self._mean_change) for name, one in self.measured.items()}
 
     @cached_property
     def _mean_change(self) -> dict[str, torch.Tensor]:
         """Once all updates are in."""
+        assert self.mean is not None
         return self.mean.change()
 
-    def _reject(self, client: int, round_: int, fault: str) -> None:
-        said = f"The update of client {client} in round {round_} was rejected: {fault}"
-        if self.strict:
-            raise FedlensError(f"{said.rstrip('.')} (federated.fail_on_bad_update is set).")
-        log.warning("%s", said)
-        self.rejected[client] = fault
+    def _count(self, tally: Tally | None) -> None:
+        if tally is None or self.tally is None:
+            self.tally, self.losses = None, []
+            return
+        self.tally += tally
+        self.losses.append(tally.loss / tally.seen)
+
+    def _reject(self, update: ClientUpdate, fault: str) -> None:
+        if self.algorithm.bad_update == "raise":
+            raise BadUpdate(update, fault)
+        log.warning("%s", _rejection(update, fault))
+        self.rejected[update.task.client] = fault
+
+
+def _with_correction(task: ClientTask, state: ServerState) -> ClientTask:
+    if state.control is None:
+        return task
+    assert state.clients is not None
+    return replace(task, correction=correction(state.control, state.clients.get(task.client)))
+
+
+def _rejection(update: ClientUpdate, fault: str) -> str:
+    task = update.task
+    return f"The update of client {task.client} in round {task.round} was rejected: {fault}"

@@ -1,17 +1,27 @@
-"""Who takes part in a round, how much they do, and who fails to answer: addressed draws.
+"""Which clients take part in a round, how many steps they do, and which fail to answer.
 
-Each depends on (seed, round, client) alone, so any round can be played again by itself.
+Every draw depends on (seed, round, client) alone, so any round can be repeated by itself.
 """
+
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fedlens import rng
+from fedlens.errors import FedlensError
+from fedlens.federated.tasks import ClientTask, Cohort
+from fedlens.registry import sampling
+
+Sample = Callable[..., list[int]]  # (seed, round, clients, size, **parameters) → client numbers
 
 
-def cohort(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
-    """`size` different clients, in ascending order, at a cost that does not depend on `clients`.
+@sampling(label="uniform client sampling", order=1)
+def uniform(seed: int, round_: int, clients: int, size: int) -> list[int]:
+    """`size` different clients, all sets equally likely, in ascending order.
 
-    Floyd's algorithm: the last of 1, 2, … candidates joins if the one drawn among them has already.
+    Floyd's algorithm, at a cost that does not depend on `clients`: the last of 1, 2, … candidates
+    joins if the one drawn among them has already.
     """
     draws = torch.rand(size, generator=rng.generator(seed, "cohort", round_), dtype=torch.float64)
     chosen: set[int] = set()
@@ -21,22 +31,25 @@ def cohort(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
     return sorted(chosen)
 
 
-def turns(seed: int, round_: int, *, clients: int, size: int) -> list[int]:
-    """As `cohort`, but who took part waits until all others have: a shuffled order, dealt out.
+@sampling(label="cyclic client sampling", order=2)
+def cyclic(seed: int, round_: int, clients: int, size: int) -> list[int]:
+    """No client takes part again before all others have: cohorts split a shuffled order.
 
-    `size` divides `clients`.
+    The order is shuffled anew after each cycle of `clients / size` rounds.
     """
-    order, place = divmod(round_ - 1, clients // size)
-    draw = rng.generator(seed, "turns", order)
+    if clients % size:
+        raise FedlensError(
+            f"Cyclic sampling needs cohorts of equal size, but {size} does not divide {clients} "
+            "clients: choose another participation."
+        )
+    cycle, place = divmod(round_ - 1, clients // size)
+    draw = rng.generator(seed, "turns", cycle)
     shuffled = torch.randperm(clients, generator=draw)
     return sorted(shuffled[place * size : (place + 1) * size].tolist())
 
 
-COHORTS = {"chance": cohort, "turns": turns}
-
-
-def local_steps(seed: int, round_: int, client: int, *, fewest: int, most: int) -> int:
-    """How many steps a client manages in this round: a straggler does fewer than it was asked."""
+def drawn_steps(seed: int, round_: int, client: int, *, fewest: int, most: int) -> int:
+    """How many steps a client does in this round: a straggler does fewer than it was asked for."""
     if fewest == most:
         return most
     draw = rng.generator(seed, "local steps", round_, client)
@@ -49,3 +62,55 @@ def answers(seed: int, round_: int, client: int, *, dropout: float) -> bool:
         return True
     draw = rng.generator(seed, "dropout of clients", round_, client)
     return bool(torch.rand((), generator=draw, dtype=torch.float64) >= dropout)
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """⌈C·K⌉, at least one; a product like 0.07 · 100 is not rounded up by its last bit."""
+    if not 0 < participation <= 1:
+        raise FedlensError(f"participation={participation} must be in (0, 1].")
+    return max(1, math.ceil(round(participation * clients, 9)))
+
+
+def draw_cohort(
+    seed: int,
+    round_: int,
+    sizes: Sequence[int],
+    *,
+    size: int,
+    lr: float,
+    local_steps: int,
+    min_local_steps: int | None = None,
+    dropout: float = 0.0,
+    sample: Sample = uniform,
+) -> Cohort:
+    """Draws `size` clients and gives each that will answer a task; `sizes` are all clients'.
+
+    Steps are drawn from `min_local_steps` to `local_steps`; None: every client does all of them.
+
+    Examples:
+        >>> cohort = draw_cohort(0, 1, [10, 20, 30], size=2, lr=0.1, local_steps=4)
+        >>> cohort.drawn, [task.examples for task in cohort.tasks]
+        ((0, 2), [10, 30])
+    """
+    drawn = sample(seed, round_, len(sizes), size)
+    tasks = tuple(
+        ClientTask(
+            round_,
+            client,
+            drawn_steps(
+                seed, round_, client, fewest=min_local_steps or local_steps, most=local_steps
+            ),
+            lr=lr,
+            examples=int(sizes[client]),
+        )
+        for client in drawn
+        if answers(seed, round_, client, dropout=dropout)
+    )
+    return Cohort(
+        round_,
+        tuple(drawn),
+        tasks,
+        lr=lr,
+        dropout=dropout > 0,
+        stragglers=bool(min_local_steps),
+    )

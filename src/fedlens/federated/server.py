@@ -1,79 +1,58 @@
-"""The server's step: the aggregated change Δ as a pseudo-gradient for an optimizer of its own.
+"""The server's step: w ← w + η·d, where a server optimizer turns the change Δ into a direction d.
 
-Averaging is w ← w + η·Δ with η = 1. The adaptive rows are those of Reddi et al., 2021,
-https://arxiv.org/abs/2003.00295; momentum is Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
+Pure: it returns new parameters and moments, and leaves those it is given alone.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
-from fedlens import params
 from fedlens.params import Params
+from fedlens.registry import Row, server_optimizer
 
-Moments = dict[str, dict[str, torch.Tensor]]  # of which kind → parameter name → values
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    lr: float = 1.0
-    momentum: float = 0.9  # of `momentum`; β₁ of the adaptive rows
-    beta2: float = 0.99
-    tau: float = 1e-3  # how adaptive: the smaller, the more
+Moments = Mapping[str, Params]  # kind of moment → parameter name → values
 
 
-@dataclass(frozen=True)
-class Row:
-    """`direction(Δ, moments, settings)` updates one parameter's moments and says where to go."""
+class ServerOptimizer(Protocol):
+    """What a row of `server_optimizer` makes; moments are float64."""
 
-    direction: Callable[[torch.Tensor, dict[str, torch.Tensor], ServerSettings], torch.Tensor]
-    moments: Mapping[str, Callable[[ServerSettings], float]]  # and what each of them starts from
+    def init(self, parameters: Params) -> Moments:
+        """The moments before the first round."""
+        ...
 
-
-def _adam(delta: torch.Tensor, m: dict[str, torch.Tensor], s: ServerSettings) -> torch.Tensor:
-    m["second"].mul_(s.beta2).add_(delta.square(), alpha=1 - s.beta2)
-    return _adaptive(delta, m, s)
-
-
-def _yogi(delta: torch.Tensor, m: dict[str, torch.Tensor], s: ServerSettings) -> torch.Tensor:
-    square = delta.square()
-    m["second"].sub_(square * (m["second"] - square).sign(), alpha=1 - s.beta2)
-    return _adaptive(delta, m, s)
+    def direction(
+        self, change: torch.Tensor, moments: Params
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Of one parameter: the direction to take, and its new moments."""
+        ...
 
 
-def _adaptive(delta: torch.Tensor, m: dict[str, torch.Tensor], s: ServerSettings) -> torch.Tensor:
-    first = m["first"].mul_(s.momentum).add_(delta, alpha=1 - s.momentum)
-    return first / (m["second"].sqrt() + s.tau)
+def make_server_optimizer(
+    choice: str | Row, parameters: Mapping[str, Any] | None = None
+) -> tuple[ServerOptimizer, float]:
+    """The optimizer by name or row, and its learning rate.
+
+    Examples:
+        >>> make_server_optimizer("momentum", {"momentum": 0.5, "lr": 0.1})
+        (FedAvgM(momentum=0.5), 0.1)
+    """
+    row = server_optimizer[choice] if isinstance(choice, str) else choice
+    values = row.checked(parameters or {})
+    lr = values.pop("lr")
+    return row.make(**values), lr
 
 
-_ADAPTIVE = {"first": lambda s: 0.0, "second": lambda s: s.tau**2}
-
-TABLE = {
-    "average": Row(lambda d, m, s: d, {}),
-    "momentum": Row(lambda d, m, s: m["first"].mul_(s.momentum).add_(d), {"first": lambda s: 0.0}),
-    "adam": Row(_adam, _ADAPTIVE),
-    "yogi": Row(_yogi, _ADAPTIVE),
-}
-
-
-class Server:
-    """The global parameters and the server optimizer's moments, which resume needs."""
-
-    def __init__(self, parameters: Params, row: Row, settings: ServerSettings) -> None:
-        self.parameters = params.copy(parameters)
-        self.row = row
-        self.settings = settings
-        self.moments: Moments = {
-            kind: {
-                name: torch.full_like(value, start(settings), dtype=torch.float64)
-                for name, value in self.parameters.items()
-            }
-            for kind, start in row.moments.items()
-        }
-
-    def step(self, change: Params) -> None:
-        for name, value in self.parameters.items():
-            moments = {kind: values[name] for kind, values in self.moments.items()}
-            direction = self.row.direction(change[name], moments, self.settings)
-            value.copy_(value.double().add_(direction, alpha=self.settings.lr))
+def server_step(
+    trained: Params, moments: Moments, change: Params, optimizer: ServerOptimizer, lr: float
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    """The global parameters and the moments after the step; sums are float64."""
+    stepped: dict[str, torch.Tensor] = {}
+    kept: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in moments}
+    for name, value in trained.items():
+        own = {kind: values[name] for kind, values in moments.items()}
+        direction, updated = optimizer.direction(change[name], own)
+        stepped[name] = value.double().add_(direction, alpha=lr).to(value.dtype)
+        for kind, moment in updated.items():
+            kept[kind][name] = moment
+    return stepped, kept

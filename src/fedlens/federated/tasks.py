@@ -1,115 +1,97 @@
-"""Clients outside this process: what the server may ask of them, and what whoever hosts them does.
+"""What server and clients exchange: a cohort's tasks, and the clients' updates.
 
-Between the two travel a setup (once: the config, a prepared head, masks) and tensors; training data
-and labels stay where they are.
+Training data and labels stay with the clients; only these values travel.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
-import torch
-from safetensors.torch import load, save
+from torch import nn
 
-from fedlens.federated.client import Update
-from fedlens.federated.engines.serial import Engine
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
-from fedlens.sparse.masks import Preference
+from fedlens.sparse.masks import Masks, Ranking
+from fedlens.training.step import Tally
 
-CONFIG = "config"  # among a setup's tensors, the config's text
-
-
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """All that a host must know, besides its own data, to do its clients' work."""
-
-    config: str
-    tensors: Params
-
-    @cached_property
-    def content(self) -> bytes:
-        text = torch.tensor(list(self.config.encode()), dtype=torch.uint8)
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.tensors.items()}
-        return save({**tensors, CONFIG: text})
-
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Setup) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    @classmethod
-    def of(cls, content: bytes) -> "Setup":
-        tensors = load(content)
-        found = cls(bytes(tensors.pop(CONFIG).tolist()).decode(), tensors)
-        found.__dict__["content"] = content  # what came is what it is called by
-        return found
-
-
-class Crowd(Protocol):
-    """The clients, as the server sees them; answers come in the order of the clients asked."""
-
-    def prepare(self, setup: Setup) -> None:
-        """What every later question is meant under."""
-        ...
-
-    def statistics(self, width: int, classes: int) -> Iterator[Statistics]:
-        """Of every client's features, `width` of each example, for heads in closed form."""
-        ...
-
-    def sensitivities(
-        self, clients: Sequence[int], number: int, parameters: Params
-    ) -> Iterator[Sensitivity]:
-        """Of the model with these parameters, in calibration round `number`."""
-        ...
-
-    def ballots(self, clients: Sequence[int], like: Preference) -> Iterator[Preference]:
-        """Whole preferences, each calibrated by one client alone."""
-        ...
-
-    def engine(self, stage: str) -> Engine:
-        """Carries out tasks of a stage: of the "rounds", or of a "head" trained before them."""
-        ...
+Stage = Literal["head", "rounds"]  # a head trained on features before the rounds, or the rounds
 
 
 @dataclass(frozen=True)
-class Work:
-    """A task as it travels: the shard is the host's own."""
+class ClientTask:
+    """What the server asks of one client in one round; whoever holds the data finds its shard."""
 
-    stage: str
     round: int
     client: int
     steps: int
     lr: float
+    examples: int  # how many the client holds: its weight in the average
+    correction: Params | None = None  # SCAFFOLD's c − c_i, added to each gradient
 
 
-class Host(Protocol):
-    """Whoever holds clients' data; an answer is a function of data, setup and question alone."""
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What a client answers; its tensors are lent until the engine yields the next update."""
 
-    def introduction(self) -> dict[str, Any]:
-        """Which clients it hosts, of which world."""
+    task: ClientTask
+    parameters: Params  # of a masked parameter, the trained entries; empty if none arrived
+    tally: Tally | None  # None: the client does not reveal its losses
+    fault: str | None = None  # why the client gave up or did not answer
+    individual: bool = True  # False: `parameters` are the mean of all, by secure aggregation
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients drawn for one round, and the tasks of those that will answer."""
+
+    round: int
+    drawn: tuple[int, ...]
+    tasks: tuple[ClientTask, ...]
+    lr: float
+    dropout: bool = False  # clients may drop out: the record lists those that did
+    stragglers: bool = False  # clients may do fewer steps: the record lists how many they did
+
+    @property
+    def dropped(self) -> list[int]:
+        """The clients that were drawn but do not answer."""
+        return sorted(set(self.drawn) - {task.client for task in self.tasks})
+
+
+class Engine(Protocol):
+    """Whoever carries out a round's tasks: this process, worker processes, or remote nodes."""
+
+    def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+        """One update for every task, in their order; each is lent until the next one."""
         ...
 
-    def layout(self, setup: Setup, stage: str) -> Params:
-        """Names, types and shapes of what travels in a stage."""
+    def close(self) -> None: ...
+
+
+class Clients(Protocol):
+    """All clients of an experiment, wherever they are; answers come in the order asked for."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """How many examples each client holds."""
         ...
 
-    def train(
-        self, setup: Setup, work: Work, parameters: Params, correction: Params | None
-    ) -> Update: ...
+    def engine(self, stage: Stage) -> Engine: ...
 
-    def statistics(self, setup: Setup, client: int) -> Statistics: ...
+    def statistics(self, width: int, classes: int) -> Statistics:
+        """The sum over all clients, of features of this width: what closed-form heads need."""
+        ...
 
-    def sensitivity(
-        self, setup: Setup, client: int, number: int, parameters: Params
-    ) -> Sensitivity: ...
+    def sensitivities(
+        self, clients: Sequence[int], round_: int, parameters: Params
+    ) -> Iterator[Sensitivity]:
+        """Of the model with these parameters, in a calibration round (numbered from 0)."""
+        ...
 
-    def ballot(self, setup: Setup, client: int) -> Preference: ...
+    def rankings(self, clients: Sequence[int], like: Ranking) -> Iterator[Ranking]:
+        """Each client's own ranking of the weights, calibrated on its examples alone."""
+        ...
+
+    def share(self, *, head: nn.Linear | None = None, masks: Masks | None = None) -> None:
+        """Sends a prepared head or masks to the clients; local clients need nothing."""
+        ...

@@ -1,10 +1,12 @@
-"""SCAFFOLD's control variates: estimates of each client's gradient, and of the mean gradient.
+"""SCAFFOLD's control variates: estimates of each client's gradient c_i, and of their mean c.
 
 Clients add c − c_i to every gradient. Afterwards c_i ← c_i − c + (w − y_i)/(a·η), where y_i is the
 client's model and a its effective steps (J without momentum), and c ← c + Σ Δc_i / K.
 Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378, option II.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,44 +15,62 @@ from fedlens import params
 from fedlens.params import Params
 
 
-class Memory(Protocol):
+class ClientMemory(Protocol):
     """What clients remember between the rounds they take part in."""
 
-    def get(self, client: int) -> Params | None: ...
+    def get(self, client: int) -> Params | None:
+        """None: the client has not taken part yet."""
+        ...
 
-    def put(self, client: int, state: Params) -> None: ...
+    def updated(self, states: Mapping[int, Params]) -> "ClientMemory":
+        """A memory with these states instead; this one stays as it is."""
+        ...
 
 
-class Controls:
-    def __init__(self, like: Params, clients: int, memory: Memory) -> None:
-        self.mean = params.zeros_like(like)  # c
-        self.clients = clients
-        self.memory = memory
-        self.updated: dict[int, dict[str, torch.Tensor]] = {}  # in force from the next round on
-        self.learned = params.zeros_like(like, torch.float64)  # Σ Δc_i of the round under way
+@dataclass(frozen=True)
+class InMemory:
+    """Clients' states in a dictionary."""
 
-    def correction(self, client: int) -> dict[str, torch.Tensor]:
-        """c − c_i; a client that never took part has c_i = 0."""
-        own = self.memory.get(client)
-        return {
-            name: value - own[name] if own else value.clone() for name, value in self.mean.items()
-        }
+    states: Mapping[int, Params] = field(default_factory=dict)
 
-    def learn(
+    def get(self, client: int) -> Params | None:
+        return self.states.get(client)
+
+    def updated(self, states: Mapping[int, Params]) -> "InMemory":
+        return InMemory({**self.states, **states})
+
+
+def correction(control: Params, own: Params | None) -> dict[str, torch.Tensor]:
+    """c − c_i; a client that never took part has c_i = 0."""
+    return {name: value - own[name] if own else value.clone() for name, value in control.items()}
+
+
+def new_control(
+    correction: Params, start: Params, end: Params, scale: float
+) -> dict[str, torch.Tensor]:
+    """A client's new c_i, from where its training began and ended; `scale` is a·η."""
+    return {name: (start[name] - end[name]) / scale - value for name, value in correction.items()}
+
+
+class ControlChange:
+    """Σ Δc_i of the clients of one round, and their new controls."""
+
+    def __init__(self, control: Params) -> None:
+        self.control = control
+        self.sums = params.zeros_like(control, torch.float64)
+        self.clients: dict[int, dict[str, torch.Tensor]] = {}
+
+    def add(
         self, client: int, correction: Params, start: Params, end: Params, scale: float
     ) -> None:
-        """A client's new control, from where its training began and ended; `scale` is a·η."""
-        updated = {}
-        for name, mean in self.mean.items():
-            own = mean - correction[name]
-            updated[name] = (start[name] - end[name]) / scale - correction[name]
-            self.learned[name].add_(updated[name] - own)
-        self.updated[client] = updated
+        own = new_control(correction, start, end, scale)
+        for name, value in self.control.items():
+            self.sums[name].add_(own[name] - (value - correction[name]))
+        self.clients[client] = own
 
-    def close_round(self) -> None:
-        for client, own in self.updated.items():
-            self.memory.put(client, own)
-        self.updated.clear()
-        for name, mean in self.mean.items():
-            mean.add_(self.learned[name] / self.clients)
-            self.learned[name].zero_()
+    def result(self, population: int) -> dict[str, torch.Tensor]:
+        """c + Σ Δc_i / K, where K counts all clients."""
+        return {
+            name: value.clone().add_(self.sums[name] / population)
+            for name, value in self.control.items()
+        }

@@ -1,8 +1,7 @@
-"""A round's clients on local worker processes, each with one model instance of its own.
+"""A round's clients on local worker processes, each with a model instance of its own.
 
-Parameters lie in shared memory; a finished client waits in a slot until its turn in the cohort, so
-the server sees the same updates in the same order as from one process. A worker that dies is
-replaced and its client trained again.
+Parameters lie in shared memory; a finished update waits in a slot until its turn in the cohort. The
+server gets the same updates in the same order as from one process with as many threads.
 """
 
 import ctypes
@@ -23,21 +22,23 @@ import torch.multiprocessing
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.federated.client import Task, Trainer, Update
+from fedlens.federated.client import Trainer
+from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.params import Params
+from fedlens.registry import RowSettings
 from fedlens.training.step import Tally
 
-ATTEMPTS = 3  # at one client, before its deaths are no accident
+ATTEMPTS = 3  # to train one client, before its worker's death is no accident
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Shared memory for one client: its correction, and its answer."""
+    """Shared memory for one client: its correction, and the parameters it ends with."""
 
     correction: Params
-    answer: Params
+    parameters: Params
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Worker:
 
 @dataclass
 class Job:
-    task: Task
+    task: ClientTask
     slot: int
     deaths: int = 0
     result: "Result | None" = None
@@ -57,12 +58,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    tally: Tally
+    tally: Tally | None
     fault: str | None
 
 
 class Parallel:
-    """`workers` processes with `threads` threads each; on GPUs, worker i has GPU i."""
+    """`workers` processes with `threads` threads each; on GPUs, worker i has GPU i.
+
+    A worker that dies is replaced, and its client trained again.
+    """
+
+    settings: RowSettings | None = None  # of the registry's row that made it
 
     def __init__(self, trainer: Trainer, *, workers: int, threads: int) -> None:
         self.trainer = trainer
@@ -73,26 +79,26 @@ class Parallel:
         packed = trainer.packed()
         self.start = _shared(packed)
         self.slots = [Slot(_shared(packed), _shared(packed)) for _ in range(2 * workers)]
-        self.workers = [self._hire(number) for number in range(workers)]
+        self.workers = [self._spawn(number) for number in range(workers)]
 
-    def updates(self, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:
+    def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         """With twice as many slots as workers, one slow client does not keep the others waiting."""
-        while any(worker.job for worker in self.workers):  # of a round that was given up
+        while any(worker.job for worker in self.workers):  # of a round that was interrupted
             self._listen()
         params.assign(self.start, parameters)
         waiting, free = deque(tasks), deque(range(len(self.slots)))
-        jobs: deque[Job] = deque()  # handed out, in the cohort's order
+        jobs: deque[Job] = deque()  # under way, in the cohort's order
         while waiting or jobs:
             for worker in self.workers:
                 if waiting and free and worker.job is None:
                     jobs.append(Job(waiting.popleft(), free.popleft()))
-                    self._give(worker, jobs[-1])
+                    self._send(worker, jobs[-1])
             first = jobs[0]
             if first.result is None:
                 self._listen()
                 continue
-            found = first.result
-            yield Update(first.task, self.slots[first.slot].answer, found.tally, found.fault)
+            result, parameters = first.result, self.slots[first.slot].parameters
+            yield ClientUpdate(first.task, parameters, result.tally, result.fault)
             free.append(jobs.popleft().slot)
 
     def close(self) -> None:
@@ -102,7 +108,7 @@ class Parallel:
             worker.pipe.close()
         self.workers = []
 
-    def _hire(self, number: int) -> Worker:
+    def _spawn(self, number: int) -> Worker:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(  # type: ignore[attr-defined]
             target=_serve,
@@ -117,30 +123,28 @@ class Parallel:
         theirs.close()
         return Worker(process, ours)
 
-    def _give(self, worker: Worker, job: Job) -> None:
+    def _send(self, worker: Worker, job: Job) -> None:
         worker.job = job
         if job.task.correction:
             params.assign(self.slots[job.slot].correction, job.task.correction)
-        # The shard travels as a plain array: torch would share the whole storage it is a view of.
-        told = replace(job.task, shard=torch.empty(0), correction=None)
-        shard = job.task.shard.cpu().numpy()
+        task = replace(job.task, correction=None)  # that one is in shared memory
         try:
-            worker.pipe.send((told, shard, job.slot, job.task.correction is not None))
-        except OSError:  # it died while idle: `_listen` sees that and hands the job to another
+            worker.pipe.send((task, job.slot, job.task.correction is not None))
+        except OSError:  # it died while idle: `_listen` notices and gives the job to another
             log.debug("worker %s is gone", worker.process.name)
 
     def _listen(self) -> None:
-        """Waits until a worker has answered or died, and takes that in."""
+        """Waits until a worker has answered or died, and handles it."""
         ready = wait(
             [w.pipe for w in self.workers if w.job] + [w.process.sentinel for w in self.workers]
         )
         for number, worker in enumerate(self.workers):
-            if worker.pipe in ready and (said := _received(worker.pipe)) is not None:
+            if worker.pipe in ready and (message := _received(worker.pipe)) is not None:
                 job, worker.job = worker.job, None
                 assert job is not None
-                if isinstance(said, Exception):
-                    raise said
-                job.result = said
+                if isinstance(message, Exception):
+                    raise message
+                job.result = message
             elif worker.process.sentinel in ready:
                 self._replace(number)
 
@@ -149,7 +153,7 @@ class Parallel:
         dead.process.join()
         dead.pipe.close()
         job, code = dead.job, dead.process.exitcode
-        self.workers[number] = self._hire(number)
+        self.workers[number] = self._spawn(number)
         if job is None:
             log.warning("an idle worker died (exit code %s) and was replaced", code)
             return
@@ -157,13 +161,13 @@ class Parallel:
         if job.deaths == ATTEMPTS:
             raise FedlensError(
                 f"Client {job.task.client} ended its worker {ATTEMPTS} times (exit code {code}; -9 "
-                "is often a lack of memory): use engine=serial, or fewer engine.workers."
+                "often means too little memory): use the serial engine, or fewer workers."
             )
         log.warning(
-            "the worker of client %d died (exit code %s): it is replaced and trains the client "
-            "again", job.task.client, code,
+            "the worker of client %d died (exit code %s); a new one trains the client again",
+            job.task.client, code,
         )  # fmt: skip
-        self._give(self.workers[number], job)
+        self._send(self.workers[number], job)
 
 
 def _serve(
@@ -175,8 +179,8 @@ def _serve(
     threads: int,
     number: int,
 ) -> None:
-    """A worker's life: a task at a time until the main process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whether to stop is for the main process to say
+    """Runs in a worker: trains one client at a time until the main process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent()
     torch.set_num_threads(threads)
@@ -185,19 +189,19 @@ def _serve(
         while not pipe.poll(1.0):
             if os.getppid() != parent:
                 return
-        told, shard, slot, corrected = pipe.recv()
-        correction = slots[slot].correction if corrected else None
-        task = replace(told, shard=torch.from_numpy(shard), correction=correction)
+        task, slot, corrected = pipe.recv()
+        if corrected:
+            task = replace(task, correction=slots[slot].correction)
         try:
             update = trainer.train(task, start)
-            params.assign(slots[slot].answer, update.parameters)
+            params.assign(slots[slot].parameters, update.parameters)
             pipe.send(Result(update.tally, update.fault))
-        except Exception as error:  # whatever it is, the main process says it
+        except Exception as error:  # whatever it is, the main process raises it
             pipe.send(error)
 
 
 def _device(trainer: Trainer, number: int) -> torch.device:
-    """That of the model; where it is a GPU, the workers take them in turns."""
+    """The model's device; if it is a GPU, worker i takes GPU i modulo their number."""
     if trainer.device.type != "cuda":
         return trainer.device
     return torch.device("cuda", number % torch.cuda.device_count())
