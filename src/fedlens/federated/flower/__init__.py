@@ -1,26 +1,22 @@
-"""Flower carries the same clients to many processes and machines (https://flower.ai, message API).
-
-An optional part: `require` says how to install it.
-"""
+"""Remote clients over Flower's message API (https://flower.ai): an optional dependency."""
 
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from fedlens.errors import FedlensError
 
-FLOWER = "1.41"  # as in pyproject.toml
+FLOWER_VERSION = "1.41"  # as in pyproject.toml
 
 
 def require() -> None:
-    """Refuses, in one sentence, to go on without Flower and Ray."""
+    """Raises `FedlensError` unless Flower, in the supported version, and Ray are installed."""
     missing = [name for name in ("flwr", "ray") if find_spec(name) is None]
     if missing:
         raise FedlensError(
-            f"engine=flower and engine=flower_simulation need {' and '.join(missing)}: "
-            "pip install 'fedlens[flower]'."
+            f"Flower's engines need {' and '.join(missing)}: pip install 'fedlens[flower]'."
         )
-    if not (found := version("flwr")).startswith(f"{FLOWER}."):
+    if not (installed := version("flwr")).startswith(f"{FLOWER_VERSION}."):
         raise FedlensError(
-            f"This is Flower {found}, and fedlens knows the inner parts of {FLOWER}: "
+            f"fedlens supports Flower {FLOWER_VERSION}, but {installed} is installed: "
             "pip install 'fedlens[flower]'."
         )

@@ -1,45 +1,48 @@
-"""The ClientApp: it reads a message, lets the host do the work, and writes the answer.
+"""The ClientApp: it decodes a message, calls the node's host, and encodes the reply.
 
-What a host was set up with stays on its disk, so that a new process, or another on the same
-machine, need not be told again.
+A setup is stored on the node's disk, so that a later process, or another on the same machine, does
+not need it sent again.
 """
 
 import logging
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS as SEALED
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 
 from fedlens import files
 from fedlens.errors import FedlensError
-from fedlens.federated.client import Update
 from fedlens.federated.flower import messages
-from fedlens.federated.flower.differential_privacy import PrivacySettings, wrapped
-from fedlens.federated.flower.messages import ARRAYS, CONFIG, CORRECTION, UNPREPARED, Garbled
-from fedlens.federated.flower.secure_aggregation import secure
-from fedlens.federated.tasks import Host, Setup
+from fedlens.federated.flower.differential_privacy import PrivacySettings, private_training
+from fedlens.federated.flower.messages import ARRAYS, CONFIG, UNPREPARED, InvalidMessage
+from fedlens.federated.flower.node_host import NodeHost
+from fedlens.federated.flower.secure_aggregation import secure_training
+from fedlens.federated.flower.setup import Setup
+from fedlens.federated.tasks import ClientUpdate
 
-Protection = tuple[PrivacySettings, bool]  # and whether updates leave in secure sums only
+# Differential privacy, and whether secure aggregation is required.
+Protection = tuple[PrivacySettings, bool]
 
 log = logging.getLogger(__name__)
 
 
 def client_app(
-    host_of: Callable[[Context], Host], protection_of: Callable[[Setup], Protection]
+    host_of: Callable[[Context], NodeHost], protection_of: Callable[[Setup], Protection]
 ) -> ClientApp:
-    """`host_of` gives the same host to every message of a node."""
+    """`host_of` returns the same host for every message of a node."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        sealed = SEALED in message.content
-        work = partial(_train, host_of=host_of, protection_of=protection_of, sealed=sealed)
-        guarded = partial(_guarded, work)
-        return (secure(guarded) if sealed else guarded)(message, context)
+        secure = RECORD_KEY_CONFIGS in message.content
+        handler = partial(_train, host_of=host_of, protection_of=protection_of, secure=secure)
+        guarded = partial(_guarded, handler)
+        return (secure_training(guarded) if secure else guarded)(message, context)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -50,93 +53,91 @@ def client_app(
     return app
 
 
-def _guarded(work: ClientAppCallable, message: Message, context: Context) -> Message:
-    """What a user can mend is told in one sentence; the rest goes to Flower's log."""
+def _guarded(handler: ClientAppCallable, message: Message, context: Context) -> Message:
+    """Replies with the sentence of an expected error; Flower logs all others."""
     try:
-        return work(message, context)
-    except (FedlensError, Garbled) as fault:
+        return handler(message, context)
+    except (FedlensError, InvalidMessage) as fault:
         log.error("%s", fault)
-        return Message(messages.refusal(str(fault)), reply_to=message)
+        return Message(messages.encode_fault(str(fault)), reply_to=message)
 
 
 def _train(
     message: Message,
     context: Context,
     *,
-    host_of: Callable[[Context], Host],
+    host_of: Callable[[Context], NodeHost],
     protection_of: Callable[[Setup], Protection],
-    sealed: bool,
+    secure: bool,
 ) -> Message:
     setup = _setup(message.content)
     if setup is None:
         return _unprepared(message)
-    settings, only_sealed = protection_of(setup)
-    if only_sealed and not sealed:
-        raise FedlensError("This experiment's updates leave in secure sums only.")
+    settings, secure_required = protection_of(setup)
+    if secure_required and not secure:
+        raise FedlensError("This experiment sends updates by secure aggregation only.")
 
-    def trained(asked: Message, context: Context) -> Message:
-        update = _update(asked.content, host_of(context), setup)
-        return Message(messages.answer(update), reply_to=asked)
+    def train(message: Message, context: Context) -> Message:
+        update = _update(message.content, host_of(context), setup)
+        return Message(messages.encode_update(update), reply_to=message)
 
-    return wrapped(settings, trained)(message, context)
-
-
-def _update(content: RecordDict, host: Host, setup: Setup) -> Update:
-    work = messages.work_of(content)
-    like = host.layout(setup, work.stage)
-    correction = None
-    if CORRECTION in content:
-        correction = messages.tensors(content.array_records[CORRECTION], like)
-    parameters = messages.tensors(content.array_records[ARRAYS], like)
-    return host.train(setup, work, parameters, correction)
+    return private_training(settings, train)(message, context)
 
 
-def _query(message: Message, host: Host) -> Message:
-    told = message.content.config_records[CONFIG]
-    ask = str(told["ask"])
+def _update(content: RecordDict, host: NodeHost, setup: Setup) -> ClientUpdate:
+    stage = messages.decode_stage(content)
+    like = host.layout(setup, stage)
+    task = messages.decode_task(content, like)
+    parameters = messages.decode_tensors(content.array_records[ARRAYS], like)
+    return host.train(setup, stage, task, parameters)
+
+
+def _query(message: Message, host: NodeHost) -> Message:
+    config = cast(dict[str, Any], message.content.config_records[CONFIG])
+    ask = str(config["ask"])
     if ask == "introduce":
-        return Message(messages.introduction(host.introduction()), reply_to=message)
+        return Message(messages.encode_introduction(host.introduction()), reply_to=message)
     setup = _setup(message.content)
     if setup is None:
         return _unprepared(message)
-    client = int(told["client"])  # type: ignore[arg-type]
+    client = int(config["client"])
     if ask == "ready":
-        found = messages.question(ask)
+        reply = messages.query(ask)
     elif ask == "statistics":
-        found = messages.question(ask, arrays=vars(host.statistics(setup, client)))
+        reply = messages.query(ask, arrays=vars(host.statistics(setup, client)))
     elif ask == "sensitivity":
         like = host.layout(setup, "calibration")
-        parameters = messages.tensors(message.content.array_records[ARRAYS], like)
-        part = host.sensitivity(setup, client, int(told["number"]), parameters)  # type: ignore[arg-type]
-        found = messages.question(ask, arrays=part.sums, count=part.count)
-    elif ask == "ballot":
-        orders = host.ballot(setup, client).orders
-        named = {str(number): order for number, order in enumerate(orders.values())}
-        found = messages.question(ask, arrays=named)
+        parameters = messages.decode_tensors(message.content.array_records[ARRAYS], like)
+        scores = host.sensitivity(setup, client, int(config["number"]), parameters)
+        reply = messages.query(ask, arrays=scores.sums, count=scores.count)
+    elif ask == "ranking":
+        orders = host.ranking(setup, client).orders
+        numbered = {str(number): order for number, order in enumerate(orders.values())}
+        reply = messages.query(ask, arrays=numbered)
     else:
-        raise Garbled(f"nobody can answer '{ask}'")
-    return Message(found, reply_to=message)
+        raise InvalidMessage(f"'{ask}' is not a known query")
+    return Message(reply, reply_to=message)
 
 
 def _setup(content: RecordDict) -> Setup | None:
-    """From the message, or from the disk; None if it is in neither."""
-    name = str(content.config_records[CONFIG][messages.SETUP])
-    path = files.cache_dir() / "flower" / f"{name}.safetensors"
-    if setup := messages.detached(content):
+    """The setup that a message names: attached to it, or stored on disk; None if neither."""
+    digest = str(content.config_records[CONFIG][messages.SETUP])
+    path = files.cache_dir() / "flower" / f"{digest}.safetensors"
+    if setup := messages.pop_setup(content):
         with files.replacing(path) as temporary:
             temporary.write_bytes(setup.content)
         return setup
     try:
         return _stored(path)
-    except (FileNotFoundError, Garbled):  # a damaged one is sent again
+    except (FileNotFoundError, InvalidMessage):  # the server sends a damaged one again
         return None
 
 
 @lru_cache(maxsize=4)
 def _stored(path: Path) -> Setup:
-    """A setup is named by its content, so what was read once stays true."""
+    """Cached, because a file named by its content's hash does not change."""
     if files.sha256(path) != path.stem:
-        raise Garbled(f"{path} is damaged")
+        raise InvalidMessage(f"{path} is damaged")
     return Setup.of(path.read_bytes())
 
 

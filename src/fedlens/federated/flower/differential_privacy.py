@@ -1,12 +1,7 @@
-"""Differential privacy of clients by Flower's modules: clip to ‖δ_k‖ ≤ C, add N(0, σ²), count ε.
+"""Client-level differential privacy by Flower's mods: clip to ‖δ_k‖ ≤ C, add N(0, σ²), compute ε.
 
 Central (McMahan et al., 2018, https://arxiv.org/abs/1710.06963): clients clip, and a trusted server
-adds σ = zC/m to the plain mean of m. Local: each client adds its own noise, and trusts no server.
-
-ε is about the model that clients train, in which one client is replaced by any other. It says
-nothing of what else is told: ridge statistics, mask scores, and the losses and norms in records.
-Noise comes from the operating system's entropy, never from the run's seed, which would undo it; it
-is ordinary floating-point noise, not proof against an attack on its last bits (Mironov, 2012).
+adds noise of σ = zC/m to the mean of m updates. Local: each client adds its own noise.
 """
 
 import math
@@ -33,27 +28,39 @@ from flwr.supercore.differential_privacy import (
     get_norm,
 )
 
+from fedlens.errors import FedlensError, suggest
 from fedlens.federated.flower.messages import ARRAYS, METRICS
 from fedlens.params import Params
 
-CLIPPING_NORM = KEY_CLIPPING_NORM  # where a message's config says C, under central privacy
-NUDGE = 1e-6  # of C: far below the noise
+CLIPPING_NORM = KEY_CLIPPING_NORM  # the key of C in a message's config, under central privacy
+MIN_UPDATE_NORM = 1e-6  # in units of C: far below the noise
 
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    kind: str = "none"
+    """The noise is ordinary floating-point noise from the operating system's entropy.
+
+    It never comes from the run's seed, which would let others subtract it, and it does not
+    withstand attacks on its last bits (Mironov, 2012, https://doi.org/10.1145/2382196.2382264).
+    """
+
+    kind: str = "none"  # none, central or local
     clip_norm: float = 1.0  # C
     noise_multiplier: float = 1.0  # central: z, the noise on the sum of updates in units of C
     epsilon: float = 0.5  # local: of one release
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Refuses what would guarantee nothing: theorem A.1 holds for ε and δ below 1 only."""
-        known = self.kind == "none" or self.kind in MODS
-        scales = all(0 < value < math.inf for value in (self.clip_norm, self.noise_multiplier))
-        if not (known and scales and 0 < self.epsilon < 1 and 0 < self.delta < 1):
-            raise ValueError(f"{self} is no privacy")
+        """Rejects values without a guarantee: theorem A.1 holds for ε and δ below 1 only."""
+        if self.kind not in ("none", *MODS):
+            options = suggest(self.kind, ("none", *MODS))
+            raise FedlensError(f"There is no kind of differential privacy '{self.kind}': {options}")
+        for name in ("clip_norm", "noise_multiplier"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise FedlensError(f"{name} must be positive and finite, not {value:g}.")
+        for name in ("epsilon", "delta"):
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise FedlensError(f"{name} must lie between 0 and 1, not {value:g}.")
 
     @property
     def local_multiplier(self) -> float:
@@ -61,17 +68,17 @@ class PrivacySettings:
         return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
 
-# Two updates of length C are up to 2C apart: that far one client's release may move.
+# Two updates of norm C are up to 2C apart, which is the sensitivity of one client's release.
 MODS: dict[str, Callable[[PrivacySettings], Mod]] = {
     "central": lambda s: fixedclipping_mod,
     "local": lambda s: LocalDpMod(s.clip_norm, 2 * s.clip_norm, s.epsilon, s.delta),
 }
 
 
-def wrapped(settings: PrivacySettings, train: ClientAppCallable) -> ClientAppCallable:
-    """`train` with its update clipped and, under local privacy, noised before it leaves.
+def private_training(settings: PrivacySettings, train: ClientAppCallable) -> ClientAppCallable:
+    """`train` with its update clipped and, under local privacy, with noise added.
 
-    Local privacy withholds how well the client's data are fitted too: loss and correct are 0.
+    Under local privacy the reply does not reveal the training loss either: loss and correct are 0.
     """
     if settings.kind == "none":
         return train
@@ -80,25 +87,25 @@ def wrapped(settings: PrivacySettings, train: ClientAppCallable) -> ClientAppCal
     def private(message: Message, context: Context) -> Message:
         reply = train(message, context)
         if reply.has_error() or ARRAYS not in reply.content:
-            return reply  # it says nothing of the data
+            return reply  # it contains no update
         if settings.kind == "local":
             reply.content.metric_records[METRICS].update({"loss": 0.0, "correct": 0})
-        _nudge(message, reply, NUDGE * settings.clip_norm)
-        with _entropy():
+        _avoid_zero_norm(message, reply, MIN_UPDATE_NORM * settings.clip_norm)
+        with _os_entropy():
             return mod(message, context, lambda message, context: reply)
 
     return private
 
 
-def noised(change: Params, settings: PrivacySettings, *, cohort: int) -> dict[str, torch.Tensor]:
-    """The mean of `cohort` clipped updates, which must weigh alike, with central privacy's noise.
+def add_noise(change: Params, settings: PrivacySettings, *, cohort: int) -> dict[str, torch.Tensor]:
+    """Adds central privacy's noise to `change`, the unweighted mean of `cohort` clipped updates.
 
-    `cohort` is what the sum was divided by: the noise on the sum is zC, which is what ε counts.
+    `cohort` is the number that the sum was divided by: the noise on the sum is zC.
     """
     if settings.kind != "central":
         return dict(change)
     arrays = {name: value.detach().cpu().numpy().copy() for name, value in change.items()}
-    with _entropy():
+    with _os_entropy():
         add_gaussian_noise_inplace(
             list(arrays.values()),
             compute_stdv(settings.noise_multiplier, settings.clip_norm, cohort),
@@ -106,7 +113,7 @@ def noised(change: Params, settings: PrivacySettings, *, cohort: int) -> dict[st
     return {name: torch.from_numpy(arrays[name]).to(value.device) for name, value in change.items()}
 
 
-def spent(
+def privacy_spent(
     settings: PrivacySettings,
     *,
     rounds: int,
@@ -114,50 +121,53 @@ def spent(
     clients: int,
     participations: int | None = None,
 ) -> dict[str, float | str]:
-    """What `rounds` rounds told of any one client: (ε, δ), when it is replaced by another.
+    """The (ε, δ) of `rounds` rounds, where neighbouring datasets differ in one replaced client.
 
-    To replace an update moves the sum by up to 2C, so noise of zC counts as a multiplier of z/2.
-    `epsilon` counts `participations`, the most rounds that any one client took part in (all, if it
-    is not given), and holds for everybody. Central: `epsilon_secret_cohorts` counts besides that a
-    client is in a cohort, drawn without replacement, by chance; it holds for those alone who know
-    neither seed nor records, and so for no node, since the config that nodes are told has the seed.
+    Replacing an update moves the sum by up to 2C, so noise of zC counts as a multiplier of z/2.
+    `epsilon` composes `participations` releases, the most rounds that any one client took part in
+    (default: all rounds), and holds against everyone. Central: `epsilon_secret_cohorts` also uses
+    that cohorts are drawn at random without replacement. It holds only against observers who know
+    neither the seed nor the records, so not against nodes: their config contains the seed.
+
+    ε covers the model that clients train. It does not cover what else they reveal: ridge
+    statistics, mask scores, and the losses and norms in records.
     """
     if settings.kind == "none" or not rounds:
         return {}
     releases = rounds if participations is None else participations
     central = settings.kind == "central"
     multiplier = settings.noise_multiplier / 2 if central else settings.local_multiplier
-    known = _composed(multiplier, releases, settings.delta)
-    found: dict[str, float | str] = {
-        "epsilon": known,
+    epsilon = _composed(multiplier, releases, settings.delta)
+    spent: dict[str, float | str] = {
+        "epsilon": epsilon,
         "delta": settings.delta,
         "method": "rdp",
         "relation": NeighboringRelation.REPLACE_ONE.value,
     }
     if central:
-        hidden = _composed(multiplier, rounds, settings.delta, drawn=(cohort, clients))
-        # With little noise the bound for a sample is the looser one, though both hold.
-        found["epsilon_secret_cohorts"] = min(known, hidden)
-    return found
+        amplified = _composed(multiplier, rounds, settings.delta, drawn=(cohort, clients))
+        # With little noise the bound with sampling is the looser one, though both hold.
+        spent["epsilon_secret_cohorts"] = min(epsilon, amplified)
+    return spent
 
 
-def advice(settings: PrivacySettings, *, clients: int) -> str | None:
-    """A warning, if δ is so large that to give one client away whole would be private."""
+def delta_warning(settings: PrivacySettings, *, clients: int) -> str | None:
+    """A warning if δ is so large that publishing one client's data would satisfy it."""
     if settings.kind == "none" or settings.delta < 1 / clients:
         return None
     return (
-        f"privacy.delta={settings.delta:g} is not below 1/K = {1 / clients:g}: to publish one "
-        f"client's data would satisfy it; set privacy.delta={0.1 / clients:g} or less."
+        f"delta={settings.delta:g} is not below 1/K = {1 / clients:g}, so publishing one client's "
+        f"data would satisfy it: set delta to {0.1 / clients:g} or less."
     )
 
 
 def _composed(
     multiplier: float, releases: int, delta: float, *, drawn: tuple[int, int] | None = None
 ) -> float:
-    """ε of Gaussian releases; `drawn` = (m, K) if each is of m of K, without replacement."""
+    """ε of Gaussian releases; `drawn` = (m, K): each samples m of K without replacement."""
     size, population = drawn or (1, 1)
-    # Without amplification a Gaussian's ε depends on σ over the sensitivity alone, and the
-    # sensitivity is already that of a replacement; Flower only knows the other relation there.
+    # Without amplification ε depends on σ over the sensitivity alone, and the sensitivity is
+    # already that of a replacement; Flower supports only the other relation there.
     relation, sampling = (
         (NeighboringRelation.REPLACE_ONE, SamplingMethod.WITHOUT_REPLACEMENT)
         if drawn
@@ -168,23 +178,23 @@ def _composed(
     return accountant.get_epsilon(delta)
 
 
-def _nudge(message: Message, reply: Message, least: float) -> None:
-    """Moves one value of an update of length 0, by which Flower's clipping would divide."""
-    sent, found = message.content.array_records[ARRAYS], reply.content.array_records[ARRAYS]
-    values = {name: found[name].numpy() for name in found}
-    if get_norm([value - sent[name].numpy() for name, value in values.items()]) > 0:
+def _avoid_zero_norm(message: Message, reply: Message, step: float) -> None:
+    """Changes one value of an update of norm 0, because Flower's clipping divides by the norm."""
+    start, result = message.content.array_records[ARRAYS], reply.content.array_records[ARRAYS]
+    values = {name: result[name].numpy() for name in result}
+    if get_norm([value - start[name].numpy() for name, value in values.items()]) > 0:
         return
     first = next(iter(values.values())).flat
-    first[0] += max(least, np.spacing(abs(first[0])))
+    first[0] += max(step, np.spacing(abs(first[0])))
     reply.content[ARRAYS] = ArrayRecord({name: Array(value) for name, value in values.items()})
 
 
 @contextmanager
-def _entropy() -> Iterator[None]:
-    """Lends Flower, which draws from numpy's global state, one that nobody can foresee.
+def _os_entropy() -> Iterator[None]:
+    """Seeds numpy's global state, which Flower draws from, from the operating system.
 
-    numpy seeds it from the operating system when a process starts, but a fork inherits it, and
-    then two clients would add the same noise; and anybody may have set a seed.
+    A forked process inherits the state, so two clients could add the same noise, and other code
+    may have set a seed.
     """
     before = np.random.get_state()
     np.random.seed()

@@ -1,52 +1,59 @@
-"""Rounds and questions over Flower, for the same loop that plays them in one process."""
+"""Flower's remote clients, behind the same interfaces as clients in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, cast
 
 import torch
 from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
+from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.federated.client import Task, Update
-from fedlens.federated.engines.serial import Engine
 from fedlens.federated.flower import messages
-from fedlens.federated.flower.messages import ARRAYS, CONFIG, Garbled
-from fedlens.federated.flower.roster import Fleet, Missing
-from fedlens.federated.flower.secure_aggregation import FEWEST, SecureSettings, secure_round
-from fedlens.federated.tasks import Setup
+from fedlens.federated.flower.messages import ARRAYS, CONFIG, InvalidMessage
+from fedlens.federated.flower.roster import NoReply, Reply, Roster
+from fedlens.federated.flower.secure_aggregation import MIN_CLIENTS, SecureSettings, secure_round
+from fedlens.federated.flower.setup import Setup
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Engine, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
-from fedlens.sparse.masks import Preference
+from fedlens.sparse.masks import Masks, Ranking
 
 
 class FlowerEngine:
-    """Every task is a message; whoever does not answer well is an update with a fault."""
+    """Sends every task as a message; a client without a valid reply yields a fault."""
 
-    def __init__(self, fleet: Fleet, stage: str, extra: Mapping[str, Any]) -> None:
-        self.fleet = fleet
+    def __init__(
+        self, roster: Roster, stage: Stage, extra: Mapping[str, Any], *, losses: bool = True
+    ) -> None:
+        """`losses=False`: clients do not reveal their losses, so updates have no tally."""
+        self.roster = roster
         self.stage = stage
         self.extra = extra
+        self.losses = losses
 
-    def updates(self, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:
-        shared = messages.vector(parameters)
+    def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+        shared = messages.encode_tensors(parameters)
         contents = {
-            task.client: messages.work(task, self.stage, shared, self.extra) for task in tasks
+            task.client: messages.encode_task(task, self.stage, shared, self.extra)
+            for task in tasks
         }
-        by_client = {task.client: task for task in tasks}
-        silent: dict[int, str] = {}
-        for client, reply in self.fleet.ask(MessageType.TRAIN, contents):
-            task = by_client[client]
-            if isinstance(reply, Missing):
-                _refuse_dead_worker(reply.why)
-                update = messages.lost(task, reply.why)
+        task_of = {task.client: task for task in tasks}
+        faults: dict[int, str] = {}
+        for client, reply in self.roster.ask(MessageType.TRAIN, contents):
+            task = task_of[client]
+            if isinstance(reply, NoReply):
+                _raise_if_worker_died(reply.reason)
+                update = messages.failed_update(task, reply.reason)
             else:
-                update = messages.update_of(task, reply, parameters)
+                update = messages.decode_update(task, reply, parameters, losses=self.losses)
             if not update.parameters:
-                silent[client] = str(update.fault).rstrip(".")
-            if len(silent) == len(tasks):
-                raise _nobody(tasks, next(iter(silent.values())))
+                faults[client] = str(update.fault).rstrip(".")
+            if len(faults) == len(tasks):
+                raise _no_updates(tasks, next(iter(faults.values())))
             yield update
 
     def close(self) -> None:
@@ -54,168 +61,222 @@ class FlowerEngine:
 
 
 class SecureEngine:
-    """The cohort's sum by secure aggregation: every update is given as the mean of all."""
+    """Sums the cohort's updates by secure aggregation; every update yielded is their mean."""
 
     def __init__(
-        self, fleet: Fleet, stage: str, extra: Mapping[str, Any], settings: SecureSettings
+        self,
+        roster: Roster,
+        stage: Stage,
+        extra: Mapping[str, Any],
+        settings: SecureSettings,
+        *,
+        losses: bool = True,
     ) -> None:
-        self.fleet = fleet
+        self.roster = roster
         self.stage = stage
         self.extra = extra
         self.settings = settings
+        self.losses = losses
 
-    def updates(self, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:
-        ready = {task.client: messages.question("ready", client=task.client) for task in tasks}
+    def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+        ready = {task.client: messages.query("ready", client=task.client) for task in tasks}
         faults = {
-            client: reply.why if isinstance(reply, Missing) else messages.refused(reply)
-            for client, reply in self.fleet.ask(MessageType.QUERY, ready)
+            client: _fault(reply) for client, reply in self.roster.ask(MessageType.QUERY, ready)
         }
-        present = {self.fleet.host[t.client]: t for t in tasks if faults[t.client] is None}
+        present = {self.roster.host[t.client]: t for t in tasks if faults[t.client] is None}
         if tasks and not present:
-            raise _nobody(tasks, str(faults[tasks[0].client]))
+            raise _no_updates(tasks, str(faults[tasks[0].client]))
         if len(present) < len(tasks) - sum(fault is not None for fault in faults.values()):
             raise FedlensError(
-                "Secure aggregation hides a node's clients from the server only if each has one: "
-                "deal the data to as many nodes as there are clients."
+                "Secure aggregation hides updates only if every client has a node of its own: "
+                "split the data over as many nodes as there are clients."
             )
-        if tasks and len(present) < FEWEST:
-            raise _nobody(tasks, "too few clients are there to hide among each other")
-        shared = messages.vector(parameters)
+        if tasks and len(present) < MIN_CLIENTS:
+            raise _no_updates(
+                tasks, f"secure aggregation needs at least {MIN_CLIENTS} clients to answer"
+            )
+        shared = messages.encode_tensors(parameters)
         contents = {
-            node: messages.work(task, self.stage, shared, self.extra)
+            node: messages.encode_task(task, self.stage, shared, self.extra)
             for node, task in present.items()
         }
         for content in contents.values():
-            self.fleet.stamp(content)
-        found = secure_round(
-            cast(Grid, self.fleet.grid),
+            self.roster.name_setup(content)
+        result = secure_round(
+            cast(Grid, self.roster.grid),
             contents,
             start=parameters,
             round_=tasks[0].round,
-            heaviest=self.settings.heaviest or max(len(task.shard) for task in tasks),
+            max_weight=self.settings.max_weight or max(task.examples for task in tasks),
             settings=self.settings,
         )
-        missing = {present[node].client: why for node, why in found.missing.items()}
-        if found.change is None:
-            raise _nobody(tasks, next(iter(missing.values())))
+        missing = {present[node].client: reason for node, reason in result.missing.items()}
+        if result.change is None:
+            raise _no_updates(tasks, next(iter(missing.values())))
         mean = {
-            name: (value.double() + found.change[name].to(value.device)).to(value.dtype)
+            name: (value.double() + result.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()
         }
         for task in tasks:
-            if why := faults[task.client] or missing.get(task.client):
-                yield messages.lost(task, why)
+            if fault := faults[task.client] or missing.get(task.client):
+                yield messages.failed_update(task, fault)
             else:
-                yield Update(task, mean, found.tallies[self.fleet.host[task.client]])
+                tally = result.tallies[self.roster.host[task.client]]
+                yield ClientUpdate(task, mean, tally if self.losses else None, individual=False)
 
     def close(self) -> None:
         pass
 
 
-class FlowerCrowd:
-    """The server's side of `crowd.Crowd`: before the rounds, every client asked must answer."""
+class FlowerClients:
+    """`federated.tasks.Clients` over Flower; before the rounds, every client must answer."""
 
     def __init__(
-        self, fleet: Fleet, extra: Mapping[str, Any], sealed: SecureSettings | None = None
+        self,
+        roster: Roster,
+        sizes: Sequence[int],
+        *,
+        encode: Callable[[nn.Linear | None, Masks | None], Setup],
+        extra: Mapping[str, Any],
+        secure: SecureSettings | None = None,
+        losses: bool = True,
     ) -> None:
-        """`extra` goes with every task of a round; `sealed`: rounds go by secure aggregation."""
-        self.fleet = fleet
+        """`encode` makes the setup that nodes need from the head and the masks shared so far.
+
+        `extra` is added to every task of a round; `secure`: rounds use secure aggregation;
+        `losses=False`: clients do not reveal their losses.
+        """
+        self.roster = roster
         self.extra = extra
-        self.sealed = sealed
+        self.secure = secure
+        self.losses = losses
+        self._sizes = sizes
+        self._encode = encode
+        self._head: nn.Linear | None = None
+        self._masks: Masks | None = None
 
-    def prepare(self, setup: Setup) -> None:
-        self.fleet.setup = setup
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self._sizes
 
-    def engine(self, stage: str) -> Engine:
+    def share(self, *, head: nn.Linear | None = None, masks: Masks | None = None) -> None:
+        """Adds a head or masks to the setup; nodes are sent it with their next message."""
+        self._head = self._head if head is None else head
+        self._masks = self._masks if masks is None else masks
+        self.roster.setup = self._encode(self._head, self._masks)
+
+    def engine(self, stage: Stage) -> Engine:
+        self._ensure_setup()
         extra = self.extra if stage == "rounds" else {}
-        if self.sealed and stage == "rounds":
-            return SecureEngine(self.fleet, stage, extra, self.sealed)
-        return FlowerEngine(self.fleet, stage, extra)
+        if self.secure and stage == "rounds":
+            return SecureEngine(self.roster, stage, extra, self.secure, losses=self.losses)
+        return FlowerEngine(self.roster, stage, extra, losses=self.losses)
 
-    def statistics(self, width: int, classes: int) -> Iterator[Statistics]:
-        shapes = {"xtx": (width, width), "class_sums": (classes, width), "counts": (classes,)}
+    def statistics(self, width: int, classes: int) -> Statistics:
         like = {
             name: torch.empty(shape, dtype=torch.float64, device="meta")
-            for name, shape in shapes.items()
+            for name, shape in Statistics.shapes(width, classes).items()
         }
-        clients = range(self.fleet.clients)
-        questions = {c: messages.question("statistics", client=c) for c in clients}
-        for client, reply in self._insist("statistics", questions):
-            yield Statistics(**_arrays(client, reply, like))
+        queries = {
+            client: messages.query("statistics", client=client)
+            for client in range(self.roster.clients)
+        }
+        replies = self._replies("statistics", queries)
+        return reduce(add, (Statistics(**_tensors(*reply, like)) for reply in replies))
 
     def sensitivities(
-        self, clients: Sequence[int], number: int, parameters: Params
+        self, clients: Sequence[int], round_: int, parameters: Params
     ) -> Iterator[Sensitivity]:
         like = {name: value.to("meta", torch.float64) for name, value in parameters.items()}
-        questions = {c: messages.question("sensitivity", client=c, number=number) for c in clients}
-        shared = messages.vector(parameters)
-        for question in questions.values():
-            question[ARRAYS] = shared
-        for client, reply in self._insist("sensitivity", questions):
-            yield Sensitivity(_arrays(client, reply, like), _count(client, reply))
+        queries = {
+            client: messages.query("sensitivity", client=client, number=round_)
+            for client in clients
+        }
+        shared = messages.encode_tensors(parameters)
+        for query in queries.values():
+            query[ARRAYS] = shared
+        for client, reply in self._replies("sensitivity", queries):
+            yield Sensitivity(_tensors(client, reply, like), _count(client, reply))
 
-    def ballots(self, clients: Sequence[int], like: Preference) -> Iterator[Preference]:
-        questions = {c: messages.question("ballot", client=c) for c in clients}
-        pools = {str(number): order for number, order in enumerate(like.orders.values())}
-        for client, reply in self._insist("ballot", questions):
-            found = _arrays(client, reply, pools)
-            if not all(_is_ranking(order) for order in found.values()):
-                raise FedlensError(f"Client {client} sent a ballot that ranks nothing: see to it.")
-            yield Preference(like.shapes, dict(zip(like.orders, found.values(), strict=True)))
-
-    def _insist(
-        self, what: str, questions: Mapping[int, RecordDict]
-    ) -> Iterator[tuple[int, RecordDict]]:
-        """A sum without one client's part would be another sum: the run waits for whom it needs."""
-        for client, reply in self.fleet.ask(MessageType.QUERY, questions):
-            why = reply.why if isinstance(reply, Missing) else messages.refused(reply)
-            if why is not None or isinstance(reply, Missing):
+    def rankings(self, clients: Sequence[int], like: Ranking) -> Iterator[Ranking]:
+        queries = {client: messages.query("ranking", client=client) for client in clients}
+        numbered = {str(number): order for number, order in enumerate(like.orders.values())}
+        for client, reply in self._replies("ranking", queries):
+            orders = _tensors(client, reply, numbered)
+            if not all(_is_permutation(order) for order in orders.values()):
                 raise FedlensError(
-                    f"Client {client} did not send its {what} ({str(why).rstrip('.')}): see to its "
-                    "node, then run the same command again."
+                    f"Client {client} sent a ranking that is not a permutation of the weights: "
+                    "check its node."
+                )
+            yield Ranking(like.shapes, dict(zip(like.orders, orders.values(), strict=True)))
+
+    def _ensure_setup(self) -> None:
+        if self.roster.setup is None:
+            self.share()
+
+    def _replies(
+        self, what: str, queries: Mapping[int, RecordDict]
+    ) -> Iterator[tuple[int, RecordDict]]:
+        """Raises if a client does not answer: a sum without its part would be a different sum."""
+        self._ensure_setup()
+        for client, reply in self.roster.ask(MessageType.QUERY, queries):
+            fault = _fault(reply)
+            if fault is not None or isinstance(reply, NoReply):
+                raise FedlensError(
+                    f"Client {client} did not send its {what} ({str(fault).rstrip('.')}): check "
+                    "its node, then run the same command again."
                 )
             yield client, reply
 
 
-def _nobody(tasks: Sequence[Task], why: str) -> FedlensError:
-    """Without this, a federation that has fallen silent would play its rounds to the end."""
+def _fault(reply: Reply) -> str | None:
+    return reply.reason if isinstance(reply, NoReply) else messages.decode_fault(reply)
+
+
+def _no_updates(tasks: Sequence[ClientTask], reason: str) -> FedlensError:
+    """Ends the run; otherwise the remaining rounds would all pass without an update."""
     return FedlensError(
         f"None of the {len(tasks)} clients of round {tasks[0].round} gave an update "
-        f"({why.rstrip('.')}): see to the nodes, then run the same command again; the rounds "
-        "before are saved."
+        f"({reason.rstrip('.')}): check the nodes, then run the same command again to "
+        "resume."
     )
 
 
-def _refuse_dead_worker(why: str) -> None:
-    """Flower would hand a simulation's next messages to the same dead process, round by round."""
-    if "ActorDied" in why or "RayActorError" in why:
+def _raise_if_worker_died(reason: str) -> None:
+    """Flower would keep sending a simulation's messages to the same dead process."""
+    if "ActorDied" in reason or "RayActorError" in reason:
         raise FedlensError(
             "A worker of the simulation died, often for lack of memory: run the same command again "
-            "with fewer engine.workers; the rounds before are saved."
+            "with fewer workers to resume."
         )
 
 
-def _arrays(client: int, reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:
+def _tensors(client: int, reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:
     try:
-        found = messages.tensors(reply.array_records[ARRAYS], like)
-    except (Garbled, KeyError) as fault:
-        raise FedlensError(f"Client {client} sent what cannot be used: {fault}.") from fault
-    if any(value.is_floating_point() and not value.isfinite().all() for value in found.values()):
-        raise FedlensError(f"Client {client} sent values that are not finite: see to its node.")
-    return found
+        tensors = messages.decode_tensors(reply.array_records[ARRAYS], like)
+    except (InvalidMessage, KeyError) as fault:
+        raise FedlensError(
+            f"Client {client} sent an invalid reply ({fault}): check its node."
+        ) from fault
+    if any(value.is_floating_point() and not value.isfinite().all() for value in tensors.values()):
+        raise FedlensError(f"Client {client} sent values that are not finite: check its node.")
+    return tensors
 
 
 def _count(client: int, reply: RecordDict) -> int:
-    """Over how many examples a client's scores are sums."""
-    told = reply.config_records.get(CONFIG)
-    count = None if told is None else told.get("count")
+    """The number of examples that a client's scores are summed over."""
+    config = reply.config_records.get(CONFIG)
+    count = None if config is None else config.get("count")
     if not isinstance(count, int) or count < 1:
-        raise FedlensError(f"Client {client} sent what cannot be used: scores of no examples.")
+        raise FedlensError(
+            f"Client {client} sent an invalid reply (scores without a number of examples): check "
+            "its node."
+        )
     return count
 
 
-def _is_ranking(order: torch.Tensor) -> bool:
-    """Whether every place is there once."""
+def _is_permutation(order: torch.Tensor) -> bool:
+    """Whether every position occurs once."""
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < len(order):
         return False
     seen = torch.zeros(len(order), dtype=torch.bool)

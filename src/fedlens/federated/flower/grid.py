@@ -1,4 +1,4 @@
-"""Flower's grid, whose troubles are sentences, and which gives a stop request the first word.
+"""Flower's grid with errors in one sentence; a stop request takes precedence over an error.
 
 Flower tells a ServerApp that its run was stopped by refusing its next call, and by a signal.
 """
@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 class GuardedGrid:
-    """What is used of a grid."""
+    """The methods of a grid that are used here."""
 
     def __init__(self, grid: Grid, check: Callable[[], None]) -> None:
+        """`check` raises if a stop was requested."""
         self.grid = grid
         self.check = check
 
@@ -43,5 +44,5 @@ class GuardedGrid:
             self.check()
             raise FedlensError(
                 f"The run lost its SuperLink ({type(error).__name__}: {error}): run the same "
-                "command again; the rounds before are saved."
+                "command again to resume."
             ) from error

@@ -1,7 +1,7 @@
-"""Tasks, questions and answers as Flower messages; tensors travel as one vector, bit for bit.
+"""Tasks, queries and replies as Flower messages; tensors travel as one vector, bit for bit.
 
-Both sides know names and shapes, so none is sent; of a masked parameter only its trained values
-are. One message is one client's work, so that Flower's own mods apply to it.
+Both sides know names and shapes, so neither is sent; of a masked parameter only the trained entries
+are. One message is one client's task, so that Flower's own mods apply to it.
 """
 
 import hashlib
@@ -9,139 +9,175 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedlens.federated.client import Task, Update
-from fedlens.federated.tasks import Setup, Work
+from fedlens.federated.flower.setup import Setup
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
 from fedlens.params import Params
 from fedlens.training.step import Tally
 
 ARRAYS, CONFIG, METRICS, CORRECTION, SETUP = "arrays", "config", "metrics", "correction", "setup"
 VALUES, FAULT = "values", "fault"
-UNPREPARED = "unprepared"  # the answer of a host that does not have the setup
+UNPREPARED = "unprepared"  # the reply of a node that does not have the setup
 
 
-class Garbled(ValueError):
-    """A message that does not say what it should, in words."""
+class InvalidMessage(ValueError):
+    """A message that cannot be decoded; the text says why."""
 
 
-def vector(tensors: Params) -> ArrayRecord:
+def encode_tensors(tensors: Params) -> ArrayRecord:
     flat = [value.detach().reshape(-1).cpu() for value in tensors.values()]
     return ArrayRecord({VALUES: Array(torch.cat(flat).numpy())})
 
 
-def tensors(record: ArrayRecord, like: Params) -> dict[str, torch.Tensor]:
-    """The inverse of `vector`, for tensors of the layout of `like`; they are its own."""
+def decode_tensors(record: ArrayRecord, like: Params) -> dict[str, torch.Tensor]:
+    """The inverse of `encode_tensors`: new tensors with the names and shapes of `like`."""
     try:
         flat = torch.from_numpy(record[VALUES].numpy())
-    except Exception as error:  # numpy names no type for damaged bytes: EOFError, BadZipFile, …
-        raise Garbled(f"its values cannot be read ({error})") from error
+    except Exception as error:  # damaged bytes raise many types: EOFError, BadZipFile, …
+        raise InvalidMessage(f"its values cannot be read ({error})") from error
     sizes = [value.numel() for value in like.values()]
-    kinds = {value.dtype for value in like.values()}
+    dtypes = {value.dtype for value in like.values()}
     if flat.shape != (sum(sizes),):
-        raise Garbled(f"it has values of shape {tuple(flat.shape)} instead of ({sum(sizes)},)")
-    if {flat.dtype} != kinds:
-        raise Garbled(f"its values are {flat.dtype}, not {' or '.join(map(str, kinds))}")
+        raise InvalidMessage(
+            f"it has values of shape {tuple(flat.shape)} instead of ({sum(sizes)},)"
+        )
+    if {flat.dtype} != dtypes:
+        raise InvalidMessage(f"its values are {flat.dtype}, not {' or '.join(map(str, dtypes))}")
     parts = zip(like.items(), torch.split(flat, sizes), strict=True)
-    return {name: _placed(part.view(value.shape), value) for (name, value), part in parts}
+    return {name: _to_device_of(value, part.view(value.shape)) for (name, value), part in parts}
 
 
-def _placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _to_device_of(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value if like.is_meta else value.to(like.device)
 
 
-def work(task: Task, stage: str, parameters: ArrayRecord, extra: Mapping[str, Any]) -> RecordDict:
-    """What a client is told; `parameters` are shared by the messages of a round."""
-    told = asdict(Work(stage, task.round, task.client, task.steps, task.lr))
-    content = RecordDict({ARRAYS: parameters, CONFIG: ConfigRecord({**told, **extra})})
+def encode_task(
+    task: ClientTask, stage: Stage, parameters: ArrayRecord, extra: Mapping[str, Any]
+) -> RecordDict:
+    """A training message; all messages of a round share the record `parameters`."""
+    fields_sent = {
+        "stage": stage,
+        "round": task.round,
+        "client": task.client,
+        "steps": task.steps,
+        "lr": task.lr,
+    }
+    content = RecordDict({ARRAYS: parameters, CONFIG: ConfigRecord({**fields_sent, **extra})})
     if task.correction:
-        content[CORRECTION] = vector(task.correction)
+        content[CORRECTION] = encode_tensors(task.correction)
     return content
 
 
-def work_of(content: RecordDict) -> Work:
-    told = content.config_records[CONFIG]
-    return Work(**{field.name: told[field.name] for field in fields(Work)})  # type: ignore[arg-type]
+def decode_stage(content: RecordDict) -> Stage:
+    return cast(Stage, content.config_records[CONFIG]["stage"])
 
 
-def answer(update: Update) -> RecordDict:
-    metrics = {**asdict(update.tally), "num-examples": len(update.task.shard)}
-    content = RecordDict({ARRAYS: vector(update.parameters), METRICS: MetricRecord(metrics)})
+def decode_task(content: RecordDict, like: Params) -> ClientTask:
+    """The task of a training message; `examples` is 0, since only the node's host knows it."""
+    config = cast(dict[str, Any], content.config_records[CONFIG])
+    correction = None
+    if CORRECTION in content:
+        correction = decode_tensors(content.array_records[CORRECTION], like)
+    return ClientTask(
+        round=config["round"],
+        client=config["client"],
+        steps=config["steps"],
+        lr=config["lr"],
+        examples=0,
+        correction=correction,
+    )
+
+
+def encode_update(update: ClientUpdate) -> RecordDict:
+    assert update.tally is not None, "differential privacy removes losses after encoding"
+    metrics = {**asdict(update.tally), "num-examples": update.task.examples}
+    content = RecordDict(
+        {ARRAYS: encode_tensors(update.parameters), METRICS: MetricRecord(metrics)}
+    )
     if update.fault:
         content[CONFIG] = ConfigRecord({FAULT: update.fault})
     return content
 
 
-def update_of(task: Task, content: RecordDict, like: Params) -> Update:
-    """What came back; whatever is wrong with it becomes the update's fault."""
+def decode_update(
+    task: ClientTask, content: RecordDict, like: Params, *, losses: bool = True
+) -> ClientUpdate:
+    """The update in a reply; anything wrong with it becomes the update's fault.
+
+    `losses=False`: clients do not reveal their losses, so the update has no tally.
+    """
     try:
-        fault = refused(content)
+        fault = decode_fault(content)
         if METRICS not in content:
-            return lost(task, fault or "its answer says nothing")
-        metrics = content.metric_records[METRICS]
-        tally = Tally(**{field.name: metrics[field.name] for field in fields(Tally)})  # type: ignore[arg-type]
+            return failed_update(task, fault or "its reply is empty")
+        metrics = cast(dict[str, Any], content.metric_records[METRICS])
+        tally = Tally(**{field.name: metrics[field.name] for field in fields(Tally)})
         if not all(math.isfinite(number) for number in vars(tally).values()):
-            raise Garbled("its metrics are not finite")
+            raise InvalidMessage("its metrics are not finite")
         if tally.seen <= 0 and not fault:
-            raise Garbled("it saw no example")
-        return Update(task, tensors(content.array_records[ARRAYS], like), tally, fault)
-    except (Garbled, KeyError, TypeError) as error:
-        return lost(task, f"its answer is not one: {error}")
+            raise InvalidMessage("it saw no example")
+        parameters = decode_tensors(content.array_records[ARRAYS], like)
+        return ClientUpdate(task, parameters, tally if losses else None, fault)
+    except (InvalidMessage, KeyError, TypeError) as error:
+        return failed_update(task, f"its reply is invalid: {error}")
 
 
-def introduction(told: Mapping[str, Any]) -> RecordDict:
-    return RecordDict({CONFIG: ConfigRecord({"introduction": json.dumps(told)})})
+def failed_update(task: ClientTask, fault: str) -> ClientUpdate:
+    """Stands for the update of a client that sent none."""
+    return ClientUpdate(task, {}, Tally(), fault)
 
 
-def introduction_of(content: RecordDict) -> tuple[tuple[int, ...], Any]:
-    """The clients a node hosts, and what its data are of."""
-    if why := refused(content):
-        raise Garbled(why)
+def encode_introduction(introduction: Mapping[str, Any]) -> RecordDict:
+    return RecordDict({CONFIG: ConfigRecord({"introduction": json.dumps(introduction)})})
+
+
+def decode_introduction(content: RecordDict) -> tuple[tuple[int, ...], Any]:
+    """The clients a node hosts, and the identity of its dataset and partition."""
+    if fault := decode_fault(content):
+        raise InvalidMessage(fault)
     try:
-        told = json.loads(str(content.config_records[CONFIG]["introduction"]))
-        return tuple(int(client) for client in told["clients"]), told["identity"]
+        introduction = json.loads(str(content.config_records[CONFIG]["introduction"]))
+        clients = tuple(int(client) for client in introduction["clients"])
+        return clients, introduction["identity"]
     except (KeyError, TypeError, ValueError) as error:
-        raise Garbled("what it said is no introduction") from error
+        raise InvalidMessage("its introduction cannot be read") from error
 
 
-def refusal(why: str) -> RecordDict:
-    """Instead of an answer, why there is none."""
-    return RecordDict({CONFIG: ConfigRecord({FAULT: why})})
+def encode_fault(fault: str) -> RecordDict:
+    """A reply that only says why there is no result."""
+    return RecordDict({CONFIG: ConfigRecord({FAULT: fault})})
 
 
-def refused(content: RecordDict) -> str | None:
-    told = content.config_records.get(CONFIG)
-    return str(told[FAULT]) if told is not None and FAULT in told else None
+def decode_fault(content: RecordDict) -> str | None:
+    config = content.config_records.get(CONFIG)
+    return str(config[FAULT]) if config is not None and FAULT in config else None
 
 
-def lost(task: Task, why: str) -> Update:
-    """The update of a client that gave none."""
-    return Update(task, {}, Tally(), why)
-
-
-def question(ask: str, *, arrays: Params | None = None, **told: str | float) -> RecordDict:
-    content = RecordDict({CONFIG: ConfigRecord({"ask": ask, **told})})
+def query(ask: str, *, arrays: Params | None = None, **values: str | float) -> RecordDict:
+    """A query of the kind `ask`, or the reply to one."""
+    content = RecordDict({CONFIG: ConfigRecord({"ask": ask, **values})})
     if arrays is not None:
-        content[ARRAYS] = vector(arrays)
+        content[ARRAYS] = encode_tensors(arrays)
     return content
 
 
-def attached(content: RecordDict, setup: Setup) -> RecordDict:
-    """The same message with the setup it is meant under."""
-    whole = Array(np.frombuffer(setup.content, dtype=np.uint8))
-    return RecordDict({**content, SETUP: ArrayRecord({VALUES: whole})})
+def with_setup(content: RecordDict, setup: Setup) -> RecordDict:
+    """The same message with the whole setup attached."""
+    values = Array(np.frombuffer(setup.content, dtype=np.uint8))
+    return RecordDict({**content, SETUP: ArrayRecord({VALUES: values})})
 
 
-def detached(content: RecordDict) -> Setup | None:
-    """Takes the setup out of a message that has one."""
+def pop_setup(content: RecordDict) -> Setup | None:
+    """Removes the attached setup from a message and returns it; None if there is none."""
     if SETUP not in content:
         return None
-    found = content.array_records[SETUP][VALUES].numpy().tobytes()
+    data = content.array_records[SETUP][VALUES].numpy().tobytes()
     del content[SETUP]
-    if hashlib.sha256(found).hexdigest() != content.config_records[CONFIG][SETUP]:
-        raise Garbled("the setup is not the one the message speaks of")
-    return Setup.of(found)
+    if hashlib.sha256(data).hexdigest() != content.config_records[CONFIG][SETUP]:
+        raise InvalidMessage("the attached setup does not have the digest that the message names")
+    return Setup.of(data)

@@ -1,13 +1,6 @@
-"""Secure aggregation: the server learns Σ n_k (w_k − w) over a cohort, and no client's own update.
+"""Secure aggregation: the server learns Σ n_k (w_k − w) over a cohort, but no client's own update.
 
-SecAgg+ (Bell et al., 2020, https://eprint.iacr.org/2020/704) as Flower has it: updates are rounded
-to integers and hidden under masks that cancel in the sum; shares of their seeds, held by the other
-clients, remove the masks of those who leave on the way.
-
-It keeps updates from a server that follows the protocol, and from its logs. It does not stand up to
-one that lies to clients, or that attacks the masks: Flower draws them from a Mersenne Twister with
-32 bits of seed. Losses and numbers of examples travel in the clear, and the sum itself is not
-noised. Nobody can check a hidden update, so clients check their own.
+SecAgg+ (Bell et al., 2020, https://eprint.iacr.org/2020/704) as implemented by Flower.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,26 +38,31 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 
 from fedlens.errors import FedlensError
-from fedlens.federated.flower.messages import ARRAYS, METRICS, VALUES, refused
+from fedlens.federated.flower.messages import ARRAYS, METRICS, VALUES, decode_fault
 from fedlens.params import Params
 from fedlens.training.step import Tally
 
-LEVELS = 2**22  # that the values of an update are rounded to
-MODULUS = 2**32  # of the sums, which must not go round
-FEWEST, MOST = 3, MODULUS // LEVELS - 1  # clients
+LEVELS = 2**22  # each value of an update is rounded to one of so many
+MODULUS = 2**32  # of the integer sums, which must not overflow
+MIN_CLIENTS, MAX_CLIENTS = 3, MODULUS // LEVELS - 1
 
 
 @dataclass(frozen=True)
 class SecureSettings:
-    reach: float = 0.1  # no value of an update w_k − w may be larger; what is rounded grows with it
-    threshold: float = 2 / 3  # of the cohort: fewer can remove no masks, and the round is lost
+    """Parameters of the protocol; a larger `max_update_value` means larger rounding errors."""
+
+    max_update_value: float = 0.1  # the largest absolute value that an update w_k − w may have
+    threshold: float = 2 / 3  # of the cohort must stay to the end, or the round fails
     deadline: float = 600.0  # seconds, for each of the four stages
-    heaviest: int | None = None  # the most that a client weighs; None: the examples of the largest
+    max_weight: int | None = None  # of a client; None: the number of examples of the largest
 
     def __post_init__(self) -> None:
-        if not (self.reach > 0 and self.deadline > 0):
-            raise FedlensError("The reach and the deadline of secure aggregation must be positive.")
-        if not 0.5 < self.threshold <= 1:  # else two halves could be told different stories
+        for name in ("max_update_value", "deadline"):
+            if not getattr(self, name) > 0:
+                raise FedlensError(f"{name} of secure aggregation must be positive.")
+        # With half or less, the server could get one secret of a client's masks from each half of
+        # the cohort, and so unmask a single update.
+        if not 0.5 < self.threshold <= 1:
             raise FedlensError(
                 "The threshold of secure aggregation must be above 0.5 and at most 1, not "
                 f"{self.threshold:g}."
@@ -72,34 +70,36 @@ class SecureSettings:
 
 
 @dataclass(frozen=True)
-class SecureAnswer:
+class SecureResult:
+    """What the server learns in a round; keys are node ids."""
+
     change: dict[str, torch.Tensor] | None  # Σ n_k (w_k − w) / Σ n_k in float64; None if it failed
-    tallies: dict[int, Tally]  # of the nodes in it
-    missing: dict[int, str]  # node → why it is not in it
+    tallies: dict[int, Tally]  # of the nodes in the sum
+    missing: dict[int, str]  # why the other nodes are not in it
 
 
-class Withheld(Exception):
-    """Why a client does not put its update into the sum, in words."""
+class UpdateWithheld(Exception):
+    """Says why a client does not add its update to the sum."""
 
 
-def secure(train: ClientAppCallable) -> ClientAppCallable:
-    """`train` as SecAgg+ wants it: a client that answers in masked sums only.
+def secure_training(train: ClientAppCallable) -> ClientAppCallable:
+    """`train` under SecAgg+: the client sends its update masked, and never otherwise.
 
-    The protocol goes on from message to message in the node's context, so that one node is one
+    The node's context keeps the state of the protocol between messages, so a node must be one
     client.
     """
 
     def fit(message: Message, context: Context) -> Message:
-        del message.content[RECORD_KEY_CONFIGS]  # the protocol's part, which it has read
-        agreed = context.state.config_records[RECORD_KEY_STATE]
-        sent = message.content.array_records[ARRAYS][VALUES].numpy()
+        del message.content[RECORD_KEY_CONFIGS]  # the protocol has read its part
+        state = context.state.config_records[RECORD_KEY_STATE]
+        start = message.content.array_records[ARRAYS][VALUES].numpy()
         reply = train(message, context)
-        found = _valid(reply, sent, cast(float, agreed["clipping_range"]))
+        update = _checked_update(reply, start, cast(float, state["clipping_range"]))
         metrics = dict(reply.content.metric_records[METRICS])
-        weight = min(cast(int, metrics.pop("num-examples")), cast(float, agreed["max_weight"]))
+        weight = min(cast(int, metrics.pop("num-examples")), cast(float, state["max_weight"]))
         result = FitRes(
             status=Status(Code.OK, ""),
-            parameters=ndarrays_to_parameters([found]),
+            parameters=ndarrays_to_parameters([update]),
             num_examples=int(weight),
             metrics=cast(dict[str, Scalar], metrics),
         )
@@ -108,9 +108,9 @@ def secure(train: ClientAppCallable) -> ClientAppCallable:
     def call(message: Message, context: Context) -> Message:
         try:
             if RECORD_KEY_CONFIGS not in message.content:
-                raise Withheld("it answers to secure aggregation only")
+                raise UpdateWithheld("it sends updates by secure aggregation only")
             return secaggplus_mod(message, context, fit)
-        except Withheld as reason:
+        except UpdateWithheld as reason:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(reason)), reply_to=message)
 
     return call
@@ -122,87 +122,97 @@ def secure_round(
     *,
     start: Params,
     round_: int,
-    heaviest: int,
+    max_weight: int,
     settings: SecureSettings,
-) -> SecureAnswer:
-    """Node → what its client is told to do, from the parameters `start`.
+) -> SecureResult:
+    """Sends `contents` (node → training message) and sums the updates from the parameters `start`.
 
-    No client weighs more than `heaviest`: the most examples that one of them has, or 1 to weigh
-    all alike. Clients may leave at any stage, as long as `threshold` of them stay.
+    Updates are rounded to integers and hidden by masks that cancel in the sum. The other clients
+    hold shares of the masks' seeds, so clients may leave at any stage as long as `threshold` of
+    them stay. A client's weight is its number of examples, at most `max_weight`; 1 weights all
+    equally.
+
+    This hides updates from a server that follows the protocol, and from its logs. It does not
+    protect against a malicious server, or against an attack on the masks: Flower draws them from a
+    Mersenne Twister with 32 bits of seed. Losses and numbers of examples are sent in the clear, and
+    the sum has no noise. The server cannot check a hidden update, so clients check their own.
     """
-    refuse_cohort(len(contents))
-    watched = _Watched(grid)
+    check_cohort_size(len(contents))
+    recording = _RecordingGrid(grid)
     strategy = _Strategy(contents, grid)
     context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=strategy)
     context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round_})
     context.state[MAIN_PARAMS_RECORD] = ArrayRecord()
-    _Workflow(contents, heaviest, settings)(cast(Grid, watched), context)
+    _Workflow(contents, max_weight, settings)(cast(Grid, recording), context)
     missing = {
-        node: watched.missing.get(node, "too few clients stayed to remove the masks")
+        node: recording.missing.get(node, "too few clients stayed to remove the masks")
         for node in contents
         if node not in strategy.tallies
     }
     if strategy.total is None:
-        return SecureAnswer(None, {}, missing)
+        return SecureResult(None, {}, missing)
     parts = torch.split(strategy.total, [value.numel() for value in start.values()])
     change = {
         name: part.view(value.shape)
         for (name, value), part in zip(start.items(), parts, strict=True)
     }
-    return SecureAnswer(change, strategy.tallies, missing)
+    return SecureResult(change, strategy.tallies, missing)
 
 
-def refuse_cohort(size: int) -> None:
-    if not FEWEST <= size <= MOST:
+def check_cohort_size(size: int) -> None:
+    if not MIN_CLIENTS <= size <= MAX_CLIENTS:
         raise FedlensError(
-            f"Secure aggregation needs from {FEWEST} to {MOST} clients in each round, not {size}: "
-            "change federated.participation or set privacy.secure=false."
+            f"Secure aggregation needs from {MIN_CLIENTS} to {MAX_CLIENTS} clients in each round, "
+            f"not {size}: change the participation or turn secure aggregation off."
         )
 
 
-def largest_error(settings: SecureSettings, weights: Iterable[int], heaviest: int) -> float:
-    """By which a value of `change` can miss the true mean, because of rounding.
+def max_rounding_error(settings: SecureSettings, weights: Iterable[int], max_weight: int) -> float:
+    """The largest error of a value of `change` that rounding can cause.
 
-    Values come in steps of s = 2·reach/2²²; each client's n_k/N·(w_k − w) misses by less than s,
-    and its weight n_k/N by at most 2⁻²³, which is another s/2; their sum is over Σ n_k/N.
+    Values are rounded in steps of s = 2·max_update_value/2²². The error of n_k/N·(w_k − w) is less
+    than s, and that of the weight n_k/N at most 2⁻²³, which adds s/2; N is `max_weight`, and the
+    sum is divided by Σ n_k/N.
     """
     weights = list(weights)
-    step = 2 * settings.reach / LEVELS
-    return 1.5 * step * heaviest * len(weights) / sum(weights)
+    step = 2 * settings.max_update_value / LEVELS
+    return 1.5 * step * max_weight * len(weights) / sum(weights)
 
 
-def _valid(reply: Message, sent: np.ndarray, reach: float) -> np.ndarray:
-    """The update in float64, if it may go into a sum that nobody can check."""
+def _checked_update(reply: Message, start: np.ndarray, max_value: float) -> np.ndarray:
+    """The update in float64; raises if it must not be added to the sum."""
     if reply.has_error():
-        raise Withheld(reply.error.reason)
-    if fault := refused(reply.content):
-        raise Withheld(fault)
+        raise UpdateWithheld(reply.error.reason)
+    if fault := decode_fault(reply.content):
+        raise UpdateWithheld(fault)
     if ARRAYS not in reply.content:
-        raise Withheld("it was not prepared")
-    update = reply.content.array_records[ARRAYS][VALUES].numpy().astype(np.float64) - sent
+        raise UpdateWithheld("its node does not have the setup")
+    update = reply.content.array_records[ARRAYS][VALUES].numpy().astype(np.float64) - start
     largest = np.abs(update).max()
     if not np.isfinite(largest):
-        raise Withheld("its update holds values that are not finite")
-    if largest > reach:
-        raise Withheld(f"its update reaches {largest:.3g}, which is beyond privacy.reach={reach:g}")
+        raise UpdateWithheld("its update holds values that are not finite")
+    if largest > max_value:
+        raise UpdateWithheld(
+            f"its update has a value of {largest:.3g}, above max_update_value={max_value:g}"
+        )
     return cast(np.ndarray, update)
 
 
 class _Workflow(SecAggPlusWorkflow):
-    """Flower's protocol with our messages, and right where clients leave before they shared keys.
+    """Flower's protocol with these messages, corrected for clients that leave before sharing keys.
 
-    Nobody's masks involve those; Flower would ask for shares of their keys all the same, or take
-    off masks that were never put on.
+    No masks involve such clients, but Flower would ask for shares of their keys, or remove masks
+    that were never added.
     """
 
     def __init__(
-        self, contents: Mapping[int, RecordDict], heaviest: int, settings: SecureSettings
+        self, contents: Mapping[int, RecordDict], max_weight: int, settings: SecureSettings
     ) -> None:
         super().__init__(
             num_shares=1.0,
             reconstruction_threshold=settings.threshold,
-            max_weight=float(heaviest),
-            clipping_range=settings.reach,
+            max_weight=float(max_weight),
+            clipping_range=settings.max_update_value,
             quantization_range=LEVELS,
             modulus_range=MODULUS,
             timeout=settings.deadline,
@@ -210,20 +220,20 @@ class _Workflow(SecAggPlusWorkflow):
         self.contents = contents
 
     def setup_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
-        going_on = super().setup_stage(grid, context, state)
+        proceed = super().setup_stage(grid, context, state)
         state.nid_to_fitins = dict(self.contents)
-        return going_on
+        return proceed
 
     def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
-        going_on = super().share_keys_stage(grid, context, state)
+        proceed = super().share_keys_stage(grid, context, state)
         sharing = set(state.active_node_ids)
         state.sampled_node_ids = sharing
         state.nid_to_neighbours = {nid: state.nid_to_neighbours[nid] & sharing for nid in sharing}
-        return going_on
+        return proceed
 
 
 class _Strategy(FedAvg):
-    """Tells the workflow whom to ask, and keeps what it found."""
+    """Gives the workflow its clients, and stores its result."""
 
     def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
         super().__init__()
@@ -248,13 +258,16 @@ class _Strategy(FedAvg):
             proxy.node_id: Tally(**cast(dict[str, int], result.metrics))
             for proxy, result in results
         }
-        (found,) = parameters_to_ndarrays(results[0][1].parameters)  # the same in all of them
-        self.total = torch.from_numpy(found)
+        (total,) = parameters_to_ndarrays(results[0][1].parameters)  # the same in all of them
+        self.total = torch.from_numpy(total)
         return None, {}
 
 
-class _Watched:
-    """What the protocol needs of a grid: messages end with their stage, and who left is noted."""
+class _RecordingGrid:
+    """The part of a grid that the protocol uses; messages expire with their stage.
+
+    It records the nodes that did not answer.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -263,11 +276,11 @@ class _Watched:
     def send_and_receive(self, messages: list[Message], *, timeout: float) -> list[Message]:
         for message in messages:
             message.metadata.ttl = timeout
-        asked = {message.metadata.dst_node_id for message in messages}
+        nodes = {message.metadata.dst_node_id for message in messages}
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
             if reply.has_error():
                 self.missing[reply.metadata.src_node_id] = str(reply.error.reason)
-        late = asked - {reply.metadata.src_node_id for reply in replies}
+        late = nodes - {reply.metadata.src_node_id for reply in replies}
         self.missing |= dict.fromkeys(late, f"no answer came within {timeout:g} s")
         return replies

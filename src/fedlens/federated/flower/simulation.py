@@ -1,7 +1,7 @@
-"""Flower's simulation engine (Ray): virtual nodes, one client each, on actors of several processes.
+"""Flower's simulation engine (Ray): one virtual node per client, on several worker processes.
 
-Flower runs a ServerApp in a thread of its own; ours hands the grid over to whoever opened the
-simulation and waits until it is closed, so that the loop stays where signals and logs are.
+Flower runs a ServerApp in a thread; this one passes its grid to the caller and waits until the
+simulation is closed, so that the training loop stays in the main thread with signals and logs.
 """
 
 import logging
@@ -17,13 +17,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedlens.errors import FedlensError
 
-START = 180.0  # seconds that Ray has to come up
-
-log = logging.getLogger(__name__)
+START_TIMEOUT_S = 180.0  # for Ray to start
+STOP_TIMEOUT_S = 60.0
 
 
 def _cluster(cores: int) -> dict[str, str | int | bool]:
-    """The cluster that RAY_ADDRESS names, with all it has; else so many cores of this machine."""
+    """The whole cluster at RAY_ADDRESS if that is set, else `cores` cores of this machine."""
     if "RAY_ADDRESS" in os.environ:
         return {}
     return {"address": "local", "num_cpus": cores, "include_dashboard": False}
@@ -33,23 +32,23 @@ def _cluster(cores: int) -> dict[str, str | int | bool]:
 def simulated(
     client_app: ClientApp, *, clients: int, actors: int, threads: int, gpus: float
 ) -> Iterator[tuple[Grid, Callable[[], None]]]:
-    """The grid of `clients` virtual nodes on `actors` processes; gone when the context ends.
+    """Yields the grid of `clients` virtual nodes on `actors` processes; stops them on exit.
 
-    With it comes a check, which raises once the simulation has broken down.
+    Also yields a check that raises if the simulation has failed.
     """
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # else Ray warns of its future
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # silences a deprecation warning of Ray
     from flwr.simulation import run_simulation
 
-    handed: Queue[Grid] = Queue()
-    broken: list[BaseException] = []
+    grids: Queue[Grid] = Queue()
+    errors: list[BaseException] = []
     closed = threading.Event()
     server = ServerApp()
 
     @server.main()
-    def hand_over(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        handed.put(grid)
+    def pass_grid(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        grids.put(grid)
         closed.wait()
 
     def run() -> None:
@@ -64,24 +63,28 @@ def simulated(
                 },
             )
         except BaseException as error:
-            broken.append(error)
+            errors.append(error)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     thread = threading.Thread(target=run, name="flower-simulation", daemon=True)
     thread.start()
 
     def check() -> None:
-        if broken:
+        if errors:
             raise FedlensError(
-                f"Flower's simulation broke down ({broken[0].__cause__ or broken[0]}): its log is "
-                "above; see that this machine has the memory and cores for engine.workers."
+                f"Flower's simulation failed ({errors[0].__cause__ or errors[0]}): see its log "
+                "above, and check that this machine has enough memory and cores for its "
+                "workers."
             )
 
     try:
-        yield handed.get(timeout=START), check
+        yield grids.get(timeout=START_TIMEOUT_S), check
     except Empty:
         check()
-        raise FedlensError(f"Flower's simulation did not start within {START:g} s.") from None
+        raise FedlensError(
+            f"Flower's simulation did not start within {START_TIMEOUT_S:g} s: check that Ray can "
+            "start on this machine."
+        ) from None
     finally:
         closed.set()
-        thread.join(60)
+        thread.join(STOP_TIMEOUT_S)

@@ -1,8 +1,7 @@
-"""A ClientApp that stays: one process answers a SuperNode's messages, one after another.
+"""A persistent ClientApp: one process answers a SuperNode's messages, one after another.
 
 Flower starts a process per message, which would import torch, read the data and build the model
-each time. A SuperNode in `--isolation process` leaves its tasks to whoever asks for them; this asks
-over its Runtime API, with the inner parts of flwr that its own process is made of.
+each time. A SuperNode in `--isolation process` offers its tasks over its Runtime API instead.
 """
 
 import logging
@@ -42,10 +41,11 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from fedlens.errors import FedlensError
 
-SIGNED = frozenset({"/flwr.proto.Runtime/AcquireTask"})  # asked with the secret, the rest by token
-SOON = 0.02  # seconds, between two looks for what is already on its way
-LATE = 2.0  # seconds, after which it is asked whether it will come at all
-AWAITED = 600.0  # seconds, for a message whose task is there: it may be long, and the line slow
+# Flower's client has no public way to serve tasks, so this uses internal modules of flwr.
+SIGNED_METHODS = frozenset({"/flwr.proto.Runtime/AcquireTask"})  # the others are called by token
+POLL_S = 0.02  # between two checks for a message that is on its way
+LATE_AFTER_S = 2.0  # after which a message may have been dropped
+MESSAGE_TIMEOUT_S = 600.0  # for a message whose task is there: it may be long, the network slow
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +56,22 @@ def serve(
     runtime_api_address: str,
     secret_file: Path | None = None,
     poll: float = 0.1,
-    patience: float = 60.0,
+    timeout: float = 60.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Answers until `stop`, which is asked between messages and between attempts to connect.
+    """Answers messages until `stop()`, which is checked between messages and between retries.
 
-    A SuperNode that cannot be reached for `patience` seconds, be it at the start, is lost. It is on
-    this host, so there is no TLS; the secret keeps others from its tasks.
+    Raises `FedlensError` if the SuperNode cannot be reached for `timeout` seconds. The SuperNode
+    is on this host, so there is no TLS; the secret keeps other processes from its tasks.
     """
-    signed: list[ProtobufClientInterceptor] = []
+    signing: list[ProtobufClientInterceptor] = []
     if secret_file is not None:
         secret = secret_file.read_bytes()
-        signed = [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=SIGNED)]
+        signing = [
+            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=SIGNED_METHODS)
+        ]
 
-    def hopeless(error: Exception) -> bool:
+    def give_up(error: Exception) -> bool:
         refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
         return refused or stop()
 
@@ -78,127 +80,125 @@ def serve(
         runtime_api_address,
         insecure=True,
         root_certificates=None,
-        # Flower's own way to retry has no end, and interrupts the process when it is refused.
+        # Flower's default retries for ever, and interrupts the process when it is refused.
         retry_invoker=RetryInvoker(
             lambda: exponential(base_delay=0.1, max_delay=2),
             (httpx.TransportError, httpx.HTTPStatusError),
             max_tries=None,
-            max_time=patience,
+            max_time=timeout,
             jitter=None,
-            should_giveup=hopeless,
+            should_giveup=give_up,
         ),
     )
-    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     tokens: deque[str] = deque()
-    with connect(interceptors=signed) as asking:
+    with connect(interceptors=signing) as acquiring:
 
-        def announced() -> bool:
-            """Whether a task is there that nobody has begun."""
-            if token := asking.AcquireTask(wanted).token:
+        def has_task() -> bool:
+            """Whether there is a task that has not been started."""
+            if token := acquiring.AcquireTask(request).token:
                 tokens.append(token)
             return bool(tokens)
 
         while not stop():
             try:
-                if not tokens and not announced():
+                if not tokens and not has_task():
                     time.sleep(poll)
                     continue
             except httpx.HTTPError as error:
                 if stop():
                     return
-                raise FedlensError(_lost(runtime_api_address, error, patience)) from error
+                raise _connection_error(runtime_api_address, error, timeout) from error
             with connect(interceptors=[RuntimeTokenHttpInterceptor(tokens.popleft())]) as client:
                 try:
-                    _answer(client_app, client, announced)
-                except Exception:  # the SuperNode says of a task without heartbeats that it failed
-                    log.exception("a message could not be taken or its answer not be given")
+                    _answer(client_app, client, has_task)
+                except Exception:  # the SuperNode reports a task without heartbeats as failed
+                    log.exception("a message could not be received or its reply not be sent")
 
 
-class _Dropped(Exception):
-    """A task whose message will never come."""
+class _MessageDropped(Exception):
+    """The message of a task will never arrive."""
 
 
-def _answer(
-    client_app: ClientApp, client: RuntimeHttpClient, announced: Callable[[], bool]
-) -> None:
-    """One message and its reply; whatever the app raises is an error reply."""
-    heartbeats = HeartbeatSender(partial(_beat, client))
+def _answer(client_app: ClientApp, client: RuntimeHttpClient, has_task: Callable[[], bool]) -> None:
+    """Receives one message and sends the reply; an exception of the app gives an error reply."""
+    heartbeats = HeartbeatSender(partial(_send_heartbeat, client))
     heartbeats.start()
     try:
         context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
         try:
-            message = _message(client, context, announced)
-        except _Dropped as reason:
-            # A task left without a word would be answered by the SuperNode, in another's place.
+            message = _message(client, context, has_task)
+        except _MessageDropped as reason:
+            # Otherwise the SuperNode would report the failure in place of another task's reply.
             push_task_output(client, context, SubStatus.FAILED, str(reason))
             log.info("%s", reason)
             return
         try:
             reply = client_app(message=message, context=context)
-            status, why = SubStatus.COMPLETED, ""
+            status, detail = SubStatus.COMPLETED, ""
         except Exception as error:
             log.exception("the app failed")
-            status, why = SubStatus.FAILED, f"{type(error).__name__}: {error}"
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)
+            status, detail = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, detail), reply_to=message)
         push_message(client, reply, context)
-        push_task_output(client, context, status, why)
+        push_task_output(client, context, status, detail)
     finally:
         heartbeats.stop()
 
 
-def _message(client: RuntimeHttpClient, context: Context, announced: Callable[[], bool]) -> Message:
-    """As Flower's own, but ready to be earlier than the message, or than all of it.
+def _message(client: RuntimeHttpClient, context: Context, has_task: Callable[[], bool]) -> Message:
+    """Like Flower's own function, but waits for a message that is not, or not fully, there yet.
 
-    A SuperNode announces a task before it has stored, or even received, what the task is about. A
-    process that is yet to start never notices; one that waits for tasks does. If the run ends
-    meanwhile the SuperNode forgets the message, though not the task; it works on one at a time, so
-    when another is announced this one is no more.
+    A SuperNode announces a task before it has stored, or even received, the message. A process
+    that has yet to start never notices; one that waits for tasks does. If the run ends meanwhile,
+    the SuperNode deletes the message but not the task. It works on one task at a time, so a new
+    task means that this one's message was deleted.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def wait(seconds: float) -> None:
-        waited = time.monotonic() - begun
-        if waited > AWAITED or (waited > LATE and announced()):
-            raise _Dropped("a message was dropped on its way: its run has ended")
+        waited = time.monotonic() - started
+        if waited > MESSAGE_TIMEOUT_S or (waited > LATE_AFTER_S and has_task()):
+            raise _MessageDropped("a message was dropped because its run has ended")
         time.sleep(seconds)
 
-    while not (found := client.PullMessages(PullAppMessagesRequest())).messages_list:
-        wait(SOON)
-    tree = found.message_object_trees[0]
-    whose = Node(node_id=context.node_id), context.run_id
+    while not (response := client.PullMessages(PullAppMessagesRequest())).messages_list:
+        wait(POLL_S)
+    tree = response.message_object_trees[0]
+    receiver = Node(node_id=context.node_id), context.run_id
     while True:
         try:
             message = pull_and_inflate_object_from_tree(
                 tree,
-                make_pull_object_fn_protobuf(client.PullObject, *whose),
-                make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, *whose),
+                make_pull_object_fn_protobuf(client.PullObject, *receiver),
+                make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, *receiver),
                 return_type=Message,
-                max_time=LATE,
+                max_time=LATE_AFTER_S,
                 max_tries_per_object=None,
-                initial_backoff=SOON,
+                initial_backoff=POLL_S,
                 backoff_cap=0.5,
             )
             break
         except ObjectPullError:
-            wait(SOON)
-    message.metadata.__dict__["_message_id"] = tree.object_id  # which does not travel inside it
+            wait(POLL_S)
+    message.metadata.__dict__["_message_id"] = tree.object_id  # it is not part of what is sent
     return message
 
 
-def _beat(client: RuntimeHttpClient) -> bool:
+def _send_heartbeat(client: RuntimeHttpClient) -> bool:
     try:
         return client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
     except httpx.HTTPError:
         return False
 
 
-def _lost(address: str, error: httpx.HTTPError, patience: float) -> str:
+def _connection_error(address: str, error: httpx.HTTPError, timeout: float) -> FedlensError:
     if isinstance(error, httpx.HTTPStatusError):
-        return (
+        return FedlensError(
             f"The SuperNode at {address} refuses its tasks to this executor (HTTP "
             f"{error.response.status_code}): give both the same secret file."
         )
-    return (
-        f"The SuperNode at {address} did not answer for {patience:g} s ({error}): start the node "
+    return FedlensError(
+        f"The SuperNode at {address} did not answer for {timeout:g} s ({error}): start the node "
         "again."
     )

@@ -1,7 +1,6 @@
-"""A child process that never outlives us: one command, a process group of its own, and a log.
+"""A child process that never outlives its parent: one command, its own process group, and a log.
 
-It ends when we close it or when we die. One that is not ready by a deadline, or ends before, is
-told of with the last lines of its log.
+If it is not ready in time, or ends early, the error shows the last lines of its log.
 """
 
 import re
@@ -14,18 +13,18 @@ from typing import Self
 
 from fedlens.errors import FedlensError
 
-GRACE = 10.0  # seconds to end in good order after SIGTERM
-LOOK = 0.05  # seconds between two looks at a process
-LINES = 12  # of a log, shown when its process failed
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-CHATTER = re.compile(r"(\S+ )?INFO\b")
-# The shell becomes the command. A watcher of the same group holds the other end of our pipe: when
-# we close it or are gone, however that came about, it reads the end and kills the group and itself.
+STOP_TIMEOUT_S = 10.0  # between SIGTERM and SIGKILL
+POLL_S = 0.05  # between two checks of a process
+LOG_LINES = 12  # shown when the process failed
+ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+INFO_LINE = re.compile(r"(\S+ )?INFO\b")
+# The shell becomes the command. A watcher in the same group reads from the parent's pipe: when the
+# parent closes it or dies for any reason, the read ends and the watcher kills the whole group.
 GUARDED = 'exec 3<&0; (read -r _ <&3; kill -s KILL 0) & exec "$@" 3<&- </dev/null'
 
 
-class Child:
-    """A command whose group, so also its own children, is gone after `close` or after our death."""
+class ChildProcess:
+    """A command whose process group, with all its children, ends on `close` or with the parent."""
 
     def __init__(
         self,
@@ -36,13 +35,13 @@ class Child:
         environment: Mapping[str, str],
         advice: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`advice` says what to do when certain words are in the log of a failed start."""
+        """`advice`: text in the log of a failed start → what the error tells the user to do."""
         self.name = name
         self.log = log
         self.advice = advice
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stream:
-            self._begin = stream.tell()
+            self._log_start = stream.tell()
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", GUARDED, "sh", *command],
                 stdin=subprocess.PIPE,
@@ -50,46 +49,46 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                umask=0o077,  # what they keep is nobody else's: keys, messages, updates
+                umask=0o077,  # its files are private: keys, messages, updates
             )
         assert self._process.stdin is not None
         self._guard = self._process.stdin
-        self.pid = self._process.pid  # of the process, and the number of its group
+        self.pid = self._process.pid  # also the id of its process group
 
-    def ended(self) -> int | None:
-        """The exit code, None while it runs; whatever is left of its group ends with it."""
+    def exit_code(self) -> int | None:
+        """None while it runs; once it has ended, this also ends the rest of its group."""
         code = self._process.poll()
         if code is not None:
             self._guard.close()
         return code
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What it has written to its log since its start."""
         with self.log.open("rb") as stream:
-            stream.seek(self._begin)
-            return COLOURS.sub("", stream.read().decode(errors="replace"))
+            stream.seek(self._log_start)
+            return ANSI_COLOURS.sub("", stream.read().decode(errors="replace"))
 
-    def wait(self, ready: Callable[[], bool], *, patience: float) -> None:
-        deadline = time.monotonic() + patience
+    def wait_until(self, ready: Callable[[], bool], *, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         while not ready():
-            if (code := self.ended()) is not None:
-                raise FedlensError(self._account(f"ended at its start (exit code {code})"))
+            if (code := self.exit_code()) is not None:
+                raise self._error(f"ended at its start (exit code {code})")
             if time.monotonic() > deadline:
-                raise FedlensError(self._account(f"was not ready within {patience:.0f} seconds"))
-            time.sleep(LOOK)
+                raise self._error(f"was not ready within {timeout:.0f} seconds")
+            time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Asks it to end, without waiting."""
-        if self.ended() is None:
+        """Sends SIGTERM, without waiting."""
+        if self.exit_code() is None:
             self._process.terminate()
 
     def close(self) -> None:
         self.stop()
-        deadline = time.monotonic() + GRACE
-        while self.ended() is None:
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.exit_code() is None:
             if time.monotonic() > deadline:
                 self._process.kill()
-            time.sleep(LOOK)
+            time.sleep(POLL_S)
 
     def __enter__(self) -> Self:
         return self
@@ -102,10 +101,10 @@ class Child:
     ) -> None:
         self.close()
 
-    def _account(self, what: str) -> str:
-        said = self.said()
-        advice = next((f": {do}" for sign, do in self.advice.items() if sign in said), "")
-        lines = [line for line in said.splitlines() if line.strip()]
-        telling = [line for line in lines if not CHATTER.match(line)] or lines
-        head = f"{self.name} {what}{advice}. Its log {self.log} ends with:"
-        return "\n    ".join([head, *telling[-LINES:]])
+    def _error(self, problem: str) -> FedlensError:
+        output = self.output()
+        advice = next((f": {todo}" for text, todo in self.advice.items() if text in output), "")
+        lines = [line for line in output.splitlines() if line.strip()]
+        relevant = [line for line in lines if not INFO_LINE.match(line)] or lines
+        sentence = f"{self.name} {problem}{advice}. Its log {self.log} ends with:"
+        return FedlensError("\n    ".join([sentence, *relevant[-LOG_LINES:]]))

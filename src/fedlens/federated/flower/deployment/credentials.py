@@ -1,8 +1,7 @@
-"""Certificates and keys for trying out a federation: who the SuperLink is, and who its nodes are.
+"""Development certificates and keys: TLS for the SuperLink, and a key that identifies each node.
 
-TLS with a small authority of our own (ca.crt signs server.pem), and one EC P-384 key per node in
-OpenSSH's format, which the SuperLink is told of. Development only: whoever holds ca.key can play
-the SuperLink, so in production lay files of your own authority in the same places.
+A local authority signs the SuperLink's certificate (ca.crt signs server.pem); nodes have EC P-384
+keys in OpenSSH's format. In production, put files of your own authority in the same places.
 """
 
 import os
@@ -29,18 +28,20 @@ from fedlens.errors import FedlensError
 from fedlens.files import replacing
 
 LIFETIME = timedelta(days=365)
-MARGIN = timedelta(days=7)  # less than this left is as good as expired
-SKEW = timedelta(hours=1)  # the clocks of two hosts may differ
-HERE = ("localhost", "127.0.0.1", "::1")  # the SuperLink's own processes reach it by these
+RENEWAL_MARGIN = timedelta(days=7)  # a certificate that expires sooner must be renewed
+CLOCK_SKEW = timedelta(hours=1)  # the clocks of two hosts may differ
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # used by the SuperLink's own processes
 
 
 @dataclass(frozen=True)
 class Certificates:
+    """The paths of a federation's certificates and of their keys."""
+
     folder: Path
 
     @property
     def authority(self) -> Path:
-        """What nodes and users trust; the one file that travels to other hosts."""
+        """The certificate that nodes and users trust; the only file that other hosts need."""
         return self.folder / "ca.crt"
 
     @property
@@ -59,25 +60,25 @@ class Certificates:
 def make_certificates(
     folder: Path, hosts: Sequence[str] = (), *, renew: bool = False
 ) -> Certificates:
-    """A development authority and a certificate of its own for `hosts`, names or IP addresses.
+    """A development authority, and a certificate signed by it for `hosts` (names or IP addresses).
 
-    What is there is kept as long as it serves. `renew` makes all of it anew; nodes elsewhere then
-    need the new ca.crt.
+    Existing certificates are kept while they are valid. `renew` replaces all of them; nodes on
+    other hosts then need the new ca.crt. Anyone who has ca.key can impersonate the SuperLink.
     """
-    found = Certificates(folder)
+    certificates = Certificates(folder)
     if folder.exists() and any(folder.iterdir()):
-        fault = _fault(found, hosts)
+        fault = _fault(certificates, hosts)
         if fault is None and not renew:
-            return found
+            return certificates
         if not renew:
             raise FedlensError(
-                f"The certificates in {folder} {fault}: renew them by `fedlens flower keys "
+                f"The certificates in {folder} {fault}: renew them with `fedlens flower keys "
                 "--renew`."
             )
-        if found.authority.exists() and not found.authority_key.exists():
+        if certificates.authority.exists() and not certificates.authority_key.exists():
             raise FedlensError(
-                f"The certificates in {folder} are of an authority whose key is not there: renew "
-                "them with that authority."
+                f"The certificates in {folder} were signed by an authority whose key is not there: "
+                "renew them with that authority."
             )
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     name = _name("fedlens development authority")
@@ -85,18 +86,18 @@ def make_certificates(
     server = _server(hosts, name, authority_key, server_key)
     with replacing(folder) as temporary:  # all four files or none
         temporary.mkdir()
-        made = Certificates(temporary)
-        write_private(made.authority_key, _pem(authority_key))
-        write_private(made.server_key, _pem(server_key))
-        made.authority.write_bytes(authority.public_bytes(Encoding.PEM))
-        made.server.write_bytes(server.public_bytes(Encoding.PEM))
-    return found
+        new = Certificates(temporary)
+        write_private(new.authority_key, _pem(authority_key))
+        write_private(new.server_key, _pem(server_key))
+        new.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+        new.server.write_bytes(server.public_bytes(Encoding.PEM))
+    return certificates
 
 
 def make_node_key(path: Path) -> None:
-    """The private key of a node at `path`, and its public key beside it in `path`.pub.
+    """Writes a node's private key to `path` and its public key to `path`.pub.
 
-    A key that is there is kept: the SuperLink knows the node by it.
+    An existing key is kept, because it identifies the node to the SuperLink.
     """
     if path.exists():
         key = _node_key(path)
@@ -118,28 +119,28 @@ def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FedlensError(
             f"{path} is not the key of a node (EC, in OpenSSH's format, without a password): move "
-            "it away and a new one is made."
+            "it away, and a new key will be made."
         )
     return key
 
 
-def _fault(found: Certificates, hosts: Sequence[str]) -> str | None:
-    """What keeps these certificates from serving `hosts`, in words; None if nothing does."""
-    needed = (found.authority, found.server, found.server_key)
+def _fault(certificates: Certificates, hosts: Sequence[str]) -> str | None:
+    """Why these certificates cannot be used for `hosts`; None if they can."""
+    needed = (certificates.authority, certificates.server, certificates.server_key)
     if missing := [path.name for path in needed if not path.exists()]:
         return f"lack {', '.join(missing)}"
     try:
         authority, server = (
             x509.load_pem_x509_certificate(path.read_bytes())
-            for path in (found.authority, found.server)
+            for path in (certificates.authority, certificates.server)
         )
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return "cannot be read"
-    end = min(authority.not_valid_after_utc, server.not_valid_after_utc)
-    if end < datetime.now(UTC) + MARGIN:
-        return f"are valid only until {end:%Y-%m-%d}"
-    if uncovered := [host for host in (*HERE, *hosts) if _general_name(host) not in names]:
+    expiry = min(authority.not_valid_after_utc, server.not_valid_after_utc)
+    if expiry < datetime.now(UTC) + RENEWAL_MARGIN:
+        return f"are valid only until {expiry:%Y-%m-%d}"
+    if uncovered := [host for host in (*LOCAL_HOSTS, *hosts) if _general_name(host) not in names]:
         return f"do not cover {', '.join(uncovered)}"
     return None
 
@@ -170,7 +171,7 @@ def _server(
     issuer_key: ec.EllipticCurvePrivateKey,
     key: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    names = [_general_name(host) for host in dict.fromkeys((*HERE, *hosts))]
+    names = [_general_name(host) for host in dict.fromkeys((*LOCAL_HOSTS, *hosts))]
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     return (
         _certificate(_name("fedlens SuperLink"), issuer, key, issuer_key)
@@ -187,7 +188,7 @@ def _certificate(
     key: ec.EllipticCurvePrivateKey,
     issuer_key: ec.EllipticCurvePrivateKey,
 ) -> x509.CertificateBuilder:
-    """What both have in common; strict verifiers insist on the two identifiers."""
+    """The fields that both certificates share; strict verifiers require the two identifiers."""
     public, issuing = key.public_key(), issuer_key.public_key()
     now = datetime.now(UTC)
     return (
@@ -196,7 +197,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(now + LIFETIME)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuing), critical=False)
@@ -219,7 +220,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Nobody else may read the file, not even while it is being written."""
+    """Writes a new file that only its owner can read, from the first byte on."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as stream:
         stream.write(content)

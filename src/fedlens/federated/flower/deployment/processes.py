@@ -1,8 +1,7 @@
-"""The processes of a federation on this host: a SuperLink, the executor of its ServerApps, nodes.
+"""A federation's processes on this host: the SuperLink, the executor of its ServerApps, SuperNodes.
 
-Between them is TLS, and the SuperLink takes only nodes whose keys it was told of, unless `insecure`
-says otherwise. What they keep lies in the federation's folder, so a restarted SuperLink knows its
-nodes. https://flower.ai/docs/framework/explanation-flower-architecture.html
+They use TLS, and the SuperLink accepts only registered nodes, unless `insecure` is set.
+https://flower.ai/docs/framework/explanation-flower-architecture.html
 """
 
 import json
@@ -24,32 +23,36 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedlens.errors import FedlensError
-from fedlens.federated.flower.deployment.child_process import Child
+from fedlens.federated.flower.deployment.child_process import ChildProcess
 from fedlens.federated.flower.deployment.credentials import Certificates, write_private
-from fedlens.federated.flower.deployment.submission import Connection, Refused, speaking
+from fedlens.federated.flower.deployment.submission import (
+    Connection,
+    RequestRefused,
+    control_client,
+)
 from fedlens.files import replacing, write_json
 
 CONNECTED = re.compile(r"SuperNode ID: (\d+)")
-NOTHING: Mapping[str, str] = {}
-NOT_TAKEN = "Failed to activate SuperNode"  # Flower's words for an unknown key, or one in use
-ADVICE = {  # by what Flower writes when a node is refused
-    NOT_TAKEN: "register its public key at the SuperLink; if that was done, a "
-    "node with the same key is online, or was killed less than a minute ago",
-    "CERTIFICATE_VERIFY_FAILED": "give it the ca.crt of the SuperLink that it is to trust, and an "
-    "address that the SuperLink's certificate covers",
-    "Connection attempt failed": "see that the SuperLink runs at the address that it was given, "
-    "and that both or neither are insecure",
+NO_VARIABLES: Mapping[str, str] = {}
+NODE_REFUSED = "Failed to activate SuperNode"  # Flower's log line: the key is unknown, or in use
+ADVICE = {  # text in Flower's log when a node cannot connect → what to do
+    NODE_REFUSED: "register its public key at the SuperLink; if it is registered, a node with the "
+    "same key is online, or was killed less than a minute ago",
+    "CERTIFICATE_VERIFY_FAILED": "give it the SuperLink's ca.crt, and an address that the "
+    "SuperLink's certificate covers",
+    "Connection attempt failed": "check that the SuperLink runs at this address, and that both or "
+    "neither are insecure",
 }
-MADE = "`fedlens flower keys` makes it, for development"
-COPIED = "copy it from the SuperLink's host, where `fedlens flower keys` made it"
+MAKE_KEYS = "make it with `fedlens flower keys`, for development"
+COPY_KEYS = "copy it from the SuperLink's host, where `fedlens flower keys` made it"
 
 
-class SuperLink(Child):
-    """Flower's server, which knows its nodes and runs across restarts, and carries messages.
+class SuperLink(ChildProcess):
+    """Flower's server: it passes messages on, and keeps its nodes and runs across restarts.
 
-    `address` is where it listens; port 0 takes a free one. ServerApps are started by an executor
-    beside it, not by the SuperLink itself: so they are our children too, and nobody else on the
-    network can take their place, since the two share a secret.
+    It listens at `address`; port 0 chooses a free one. An executor starts the ServerApps, so that
+    they are children of this process too; it shares a secret with the SuperLink, so that no other
+    process on the network can take its place.
     """
 
     def __init__(
@@ -58,18 +61,18 @@ class SuperLink(Child):
         *,
         address: str,
         insecure: bool = False,
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
         folder = folder.absolute()
-        address = _free(address)
+        address = _available(address)
         certificates = Certificates(folder / "certificates")
         self.connection = Connection(
             resolve_bind_address(address),
             root_certificates=None if insecure else certificates.authority,
             insecure=insecure,
         )
-        secret = _fresh_secret(folder / "keys" / "superlink.secret")
-        surroundings = _environment(folder, environment)
+        secret = _new_secret(folder / "keys" / "superlink.secret")
+        variables = _environment(folder, environment)
         command = [_script("flower-superlink"), *_listen(address)]
         command += ["--database", str(folder / "flwr" / "superlink.db")]
         command += ["--disable-runtime-dependency-installation"]
@@ -77,30 +80,30 @@ class SuperLink(Child):
         if insecure:
             command += ["--insecure"]
         else:
-            command += ["--ssl-ca-certfile", _present(certificates.authority, MADE)]
-            command += ["--ssl-certfile", _present(certificates.server, MADE)]
-            command += ["--ssl-keyfile", _present(certificates.server_key, MADE)]
+            command += ["--ssl-ca-certfile", _existing(certificates.authority, MAKE_KEYS)]
+            command += ["--ssl-certfile", _existing(certificates.server, MAKE_KEYS)]
+            command += ["--ssl-keyfile", _existing(certificates.server_key, MAKE_KEYS)]
             command += ["--enable-supernode-auth"]
-        _tell(folder, self.connection)
+        _write_connection(folder, self.connection)
         super().__init__(
             "The SuperLink",
             command,
             log=folder / "logs" / "superlink.log",
-            environment=surroundings,
+            environment=variables,
         )
-        self.executor = Child(
+        self.executor = ChildProcess(
             "The executor of ServerApps",
             [
                 *(_script("flower-superexec"), "--runtime-api-address", self.connection.address),
                 *("--superexec-auth-secret-file", str(secret)),
-                *_trust(self.connection),
+                *_tls_options(self.connection),
             ],
             log=folder / "logs" / "serverapp.log",
-            environment=surroundings,
+            environment=variables,
         )
 
-    def wait_until_ready(self, *, patience: float = 60.0) -> None:
-        self.wait(lambda: _answers(self.connection), patience=patience)
+    def wait_until_ready(self, *, timeout: float = 60.0) -> None:
+        self.wait_until(lambda: _answers(self.connection), timeout=timeout)
 
     def stop(self) -> None:
         self.executor.stop()
@@ -112,11 +115,11 @@ class SuperLink(Child):
         super().close()
 
 
-class SuperNode(Child):
-    """One node: it takes messages from the SuperLink for the ClientApp that trains on its shard.
+class SuperNode(ChildProcess):
+    """One node: it receives messages from the SuperLink for the ClientApp that trains on its shard.
 
-    Our own executor takes them from the node's Runtime API at `runtime`, and shows `secret`. A
-    node that does not find the SuperLink, or loses it, looks for it for `reconnect` seconds.
+    `app_worker.serve` takes them from the Runtime API at `runtime`, with the file `secret`. A node
+    that cannot reach the SuperLink, or loses it, tries again for `reconnect` seconds.
     """
 
     def __init__(
@@ -129,12 +132,13 @@ class SuperNode(Child):
         reconnect: float = 600.0,
     ) -> None:
         folder = folder.absolute()
-        self.runtime = _free("127.0.0.1:0")
-        self.secret = _fresh_secret(folder / "keys" / f"{name}.secret")
+        self.runtime = _available("127.0.0.1:0")
+        self.secret = _new_secret(folder / "keys" / f"{name}.secret")
         command = [_script("flower-supernode"), "--superlink", connection.address]
-        command += _trust(connection)
+        command += _tls_options(connection)
         if not connection.insecure:
-            command += ["--auth-supernode-private-key", _present(folder / "keys" / name, COPIED)]
+            key = _existing(folder / "keys" / name, COPY_KEYS)
+            command += ["--auth-supernode-private-key", key]
         command += _listen(self.runtime)
         command += ["--node-config", f"shard={json.dumps(str(shard.absolute()))}"]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
@@ -147,65 +151,71 @@ class SuperNode(Child):
             advice=ADVICE,
         )
 
-    def connected(self) -> int | None:
-        """The number that the SuperLink knows it by, once it does."""
-        found = CONNECTED.search(self.said())
-        return int(found[1]) if found else None
+    def node_id(self) -> int | None:
+        """Its id at the SuperLink; None until it is connected."""
+        match = CONNECTED.search(self.output())
+        return int(match[1]) if match else None
 
     def wait_until_ready(
-        self, *, patience: float = 60.0, check: Callable[[], None] = lambda: None
+        self, *, timeout: float = 60.0, check: Callable[[], None] = lambda: None
     ) -> None:
         """`check` may raise to stop waiting."""
 
         def ready() -> bool:
             check()
-            return self.connected() is not None
+            return self.node_id() is not None
 
-        self.wait(ready, patience=patience)
+        self.wait_until(ready, timeout=timeout)
 
 
 @dataclass(frozen=True)
-class Registered:
-    number: int
+class RegisteredNode:
+    """A node as the SuperLink lists it."""
+
+    node_id: int
     name: str
     status: str  # registered, online, offline or unregistered
     public_key: bytes
 
 
-def nodes(connection: Connection) -> list[Registered]:
-    """The nodes that the SuperLink knows."""
-    with speaking(connection) as client:
-        found = client.ListNodes(ListNodesRequest()).nodes_info
-    return [Registered(one.node_id, one.name, one.status, one.public_key) for one in found]
+def registered_nodes(connection: Connection) -> list[RegisteredNode]:
+    """All nodes that are registered at the SuperLink."""
+    with control_client(connection) as client:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    return [RegisteredNode(one.node_id, one.name, one.status, one.public_key) for one in nodes]
 
 
 def register(connection: Connection, public_key: Path) -> int:
-    """Tells the SuperLink of a node's public key; its number there, also if it was known before."""
+    """Registers a node's public key at the SuperLink, unless it is; returns the node's id."""
     key = load_ssh_public_key(public_key.read_bytes())
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise FedlensError(f"{public_key} is not the public key of a node, which is of type EC.")
-    told = public_key_to_bytes(key)
+        raise FedlensError(
+            f"{public_key} is not the public key of a node: give one of type EC, as made "
+            "by `fedlens flower keys`."
+        )
+    encoded = public_key_to_bytes(key)
     try:
-        with speaking(connection) as client:
+        with control_client(connection) as client:
             return client.RegisterNode(
-                RegisterNodeRequest(public_key=told, name=public_key.stem)
+                RegisterNodeRequest(public_key=encoded, name=public_key.stem)
             ).node_id
-    except Refused as error:
+    except RequestRefused as error:
         if error.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
             raise
-    return next(one.number for one in nodes(connection) if one.public_key == told)
+    nodes = registered_nodes(connection)
+    return next(one.node_id for one in nodes if one.public_key == encoded)
 
 
 def _answers(connection: Connection) -> bool:
     try:
-        nodes(connection)
+        registered_nodes(connection)
     except FedlensError:
         return False
     return True
 
 
-def _tell(folder: Path, connection: Connection) -> None:
-    """Where the SuperLink is: for us, and for Flower's own commands with FLWR_HOME=folder/flwr."""
+def _write_connection(folder: Path, connection: Connection) -> None:
+    """For `Connection.read`, and for Flower's own commands with FLWR_HOME=folder/flwr."""
     root = connection.root_certificates
     write_json(
         folder / "superlink.json",
@@ -215,39 +225,39 @@ def _tell(folder: Path, connection: Connection) -> None:
             "insecure": connection.insecure,
         },
     )
-    known: dict[str, str | bool] = {"address": connection.address}
-    known |= {"root-certificates": str(root)} if root else {"insecure": True}
+    superlink: dict[str, str | bool] = {"address": connection.address}
+    superlink |= {"root-certificates": str(root)} if root else {"insecure": True}
+    config = {"superlink": {"default": "fedlens", "fedlens": superlink}}
     with replacing(folder / "flwr" / "config.toml") as temporary:
-        told = {"superlink": {"default": "fedlens", "fedlens": known}}
-        temporary.write_text(tomli_w.dumps(told), encoding="utf-8")
+        temporary.write_text(tomli_w.dumps(config), encoding="utf-8")
 
 
-def _trust(connection: Connection) -> list[str]:
+def _tls_options(connection: Connection) -> list[str]:
     if connection.insecure:
         return ["--insecure"]
     root = connection.root_certificates
-    return ["--root-certificates", _present(root.absolute(), COPIED)] if root else []
+    return ["--root-certificates", _existing(root.absolute(), COPY_KEYS)] if root else []
 
 
-def _present(path: Path, remedy: str) -> str:
+def _existing(path: Path, remedy: str) -> str:
     if not path.is_file():
         raise FedlensError(f"{path} is missing: {remedy}.")
     return str(path)
 
 
-def _free(address: str) -> str:
-    """The address with a port that nobody listens on: its own, or any if it is 0."""
+def _available(address: str) -> str:
+    """The address, with a free port in place of port 0; raises if its port is in use."""
     host, _, port = address.rpartition(":")
     if parse_address(address) is None or not host:
-        raise FedlensError(f"'{address}' is not an address to listen on: say 127.0.0.1:9092.")
+        raise FedlensError(f"'{address}' is not an address to listen on: use e.g. 127.0.0.1:9092.")
     if is_port_in_use(address):
         raise FedlensError(f"{address} is in use: stop what listens there, or choose another port.")
     if port != "0":
         return address
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family) as found:
-        found.bind((host.strip("[]"), 0))
-        return f"{host}:{found.getsockname()[1]}"
+    with socket.socket(family) as bound:
+        bound.bind((host.strip("[]"), 0))
+        return f"{host}:{bound.getsockname()[1]}"
 
 
 def _listen(address: str) -> list[str]:
@@ -255,24 +265,24 @@ def _listen(address: str) -> list[str]:
     return ["--host", host.strip("[]"), "--port", port]
 
 
-def _fresh_secret(path: Path) -> Path:
-    """A secret for this one start, which a process and its executor share."""
+def _new_secret(path: Path) -> Path:
+    """A file with a new secret, which a process and its executor share until they end."""
     with replacing(path) as temporary:
         write_private(temporary, secrets.token_bytes(32))
     return path
 
 
 def _script(name: str) -> str:
-    """A command of the environment we run in, whatever the PATH is."""
+    """A command installed beside this Python, whatever the PATH is."""
     return str(Path(sys.executable).with_name(name))
 
 
-def _environment(folder: Path, more: Mapping[str, str] = NOTHING) -> dict[str, str]:
-    """Flower's own children are found beside us; nothing is reported, looked up or left at home."""
+def _environment(folder: Path, extra: Mapping[str, str] = NO_VARIABLES) -> dict[str, str]:
+    """Flower's commands are beside this Python; no telemetry, no files in the home folder."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     flower = {
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    return {**os.environ, "PATH": path, **flower, **more}
+    return {**os.environ, "PATH": path, **flower, **extra}

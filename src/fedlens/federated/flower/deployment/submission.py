@@ -1,7 +1,7 @@
-"""Our app as a Flower app: submitted to a SuperLink, followed to its end, stopped.
+"""Runs at a SuperLink: submit one, follow its log until it ends, stop it.
 
-The app's bundle (FAB) is a `pyproject.toml` that names two objects of an installed package and the
-settings there are; their values travel beside it, as values, so that a text arrives as it was.
+The app bundle (FAB) is a `pyproject.toml` that names two objects of an installed package and the
+keys of the settings; the values are sent beside it, so that text arrives unchanged.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -30,21 +31,19 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from fedlens import __version__
 from fedlens.errors import FedlensError
 
-PULSE = 1.0  # seconds between two looks at whether a run goes on
-CHECK = 0.2  # seconds between two calls of a follower's `check`
-UNKNOWN = ApiErrorCode.RUN_ID_NOT_FOUND
-STARTING = 180.0  # seconds that a run may wait for its ServerApp, which imports torch first
-LAST_WORDS = 5.0  # seconds that the log of a run that ended may take to come
+POLL_S = 1.0  # between two checks of a run's status
+CHECK_S = 0.2  # between two calls of a follower's `check`
+START_TIMEOUT_S = 180.0  # for the ServerApp to start: it imports torch first
+LAST_LOG_TIMEOUT_S = 5.0  # for the rest of the log to arrive after a run has ended
 
-News = queue.SimpleQueue["str | Ended | FedlensError"]
+Events = queue.SimpleQueue["str | RunEnded | FedlensError"]  # a line of the log, or how it ended
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach a SuperLink; without a certificate, the system's authorities are trusted."""
+    """How to reach a SuperLink; without a root certificate, the system's are trusted."""
 
     address: str
     root_certificates: Path | None = None
@@ -52,26 +51,30 @@ class Connection:
 
     @classmethod
     def read(cls, folder: Path) -> "Connection":
-        """What `superlink.json` in a federation's folder says."""
+        """The connection in `superlink.json` of a federation's folder."""
         try:
-            told = json.loads((folder / "superlink.json").read_text(encoding="utf-8"))
-            root = told.get("root_certificates")
-            return cls(told["address"], folder / root if root else None, told["insecure"])
+            content = json.loads((folder / "superlink.json").read_text(encoding="utf-8"))
+            root = content.get("root_certificates")
+            return cls(content["address"], folder / root if root else None, content["insecure"])
         except (OSError, ValueError, KeyError) as error:
             raise FedlensError(
-                f"{folder} does not tell where a SuperLink is ({error}): start one with "
+                f"{folder} has no connection to a SuperLink ({error}): start one with "
                 "`fedlens flower up` or `fedlens flower superlink`."
             ) from error
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedRun:
+    """A run at a SuperLink."""
+
     connection: Connection
-    run: int
+    run_id: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnded:
+    """How a run ended."""
+
     status: str  # completed, failed or stopped
     detail: str
 
@@ -82,151 +85,157 @@ def submit(
     settings: Mapping[str, str | int | float | bool],
     client_ref: str,
     server_ref: str,
-) -> Submitted:
-    """Starts a run of the apps "package.module:attribute", whose `run_config` is `settings`."""
+) -> SubmittedRun:
+    """Starts a run of the apps "package.module:attribute" with `settings` as its `run_config`."""
     content = _bundle(settings, client_ref, server_ref)
-    with speaking(connection) as client:
-        told = client.StartRun(
+    with control_client(connection) as client:
+        response = client.StartRun(
             StartRunRequest(
                 fab=Fab(content=content), override_config=user_config_to_proto(dict(settings))
             )
         )
-    return Submitted(connection, told.run_id)
+    return SubmittedRun(connection, response.run_id)
 
 
-def stop(submitted: Submitted) -> None:
-    """Ends a run; one that has ended is left alone."""
+def stop(run: SubmittedRun) -> None:
+    """Stops a run, unless it has ended."""
     try:
-        with speaking(submitted.connection) as client:
-            client.StopRun(StopRunRequest(run_id=submitted.run))
-    except Refused as error:
+        with control_client(run.connection) as client:
+            client.StopRun(StopRunRequest(run_id=run.run_id))
+    except RequestRefused as error:
         if error.code != ApiErrorCode.RUN_ALREADY_FINISHED:
             raise
 
 
 def follow(
-    submitted: Submitted,
+    run: SubmittedRun,
     *,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
-    patience: float = 60.0,
-) -> Ended:
-    """Says every line of the ServerApp's log, until the run has ended.
+    timeout: float = 60.0,
+) -> RunEnded:
+    """Prints every line of the ServerApp's log until the run has ended.
 
-    `check` is called several times a second; what it raises stops the run and goes on. A SuperLink
-    that is silent for `patience` seconds is lost.
+    `check` is called several times a second; if it raises, the run is stopped and the exception
+    propagates. Raises `FedlensError` if the SuperLink does not answer for `timeout` seconds.
     """
-    news: News = queue.SimpleQueue()
-    over = threading.Event()
-    reader = threading.Thread(target=_read, args=(submitted, news, over), daemon=True)
-    watcher = threading.Thread(target=_watch, args=(submitted, news, over, patience), daemon=True)
+    events: Events = queue.SimpleQueue()
+    done = threading.Event()
+    reader = threading.Thread(target=_read_log, args=(run, events, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(run, events, done, timeout), daemon=True)
     reader.start()
     watcher.start()
     try:
-        while isinstance(found := _next(news, check), str):
-            say(found)
-        if isinstance(found, Ended):
-            reader.join(LAST_WORDS)
-            while not news.empty():
-                say(str(news.get()))
+        while isinstance(event := _next(events, check), str):
+            print_line(event)
+        if isinstance(event, RunEnded):
+            reader.join(LAST_LOG_TIMEOUT_S)
+            while not events.empty():
+                print_line(str(events.get()))
     except BaseException:
         with contextlib.suppress(FedlensError):
-            stop(submitted)
+            stop(run)
         raise
     finally:
-        over.set()
-    if isinstance(found, FedlensError):
-        raise found
-    return found
+        done.set()
+    if isinstance(event, FedlensError):
+        raise event
+    return event
 
 
-def _next(news: News, check: Callable[[], None]) -> "str | Ended | FedlensError":
+def _next(events: Events, check: Callable[[], None]) -> "str | RunEnded | FedlensError":
     while True:
         check()
         with contextlib.suppress(queue.Empty):
-            return news.get(timeout=CHECK)
+            return events.get(timeout=CHECK_S)
 
 
-def _read(submitted: Submitted, news: News, over: threading.Event) -> None:
-    """The log; a stream has no timeout, so this may wait for ever, and only for itself."""
-    seen, rest = 0.0, ""
-    while not over.is_set():
-        request = StreamLogsRequest(run_id=submitted.run, after_timestamp=seen)
+def _read_log(run: SubmittedRun, events: Events, done: threading.Event) -> None:
+    """Runs in a thread of its own, because a log stream has no timeout."""
+    latest, rest = 0.0, ""
+    while not done.is_set():
+        request = StreamLogsRequest(run_id=run.run_id, after_timestamp=latest)
         try:
-            with speaking(submitted.connection) as client:
+            with control_client(run.connection) as client:
                 for part in client.StreamLogs(request):
                     *lines, rest = (rest + part.log_output).split("\n")
-                    seen = part.latest_timestamp
+                    latest = part.latest_timestamp
                     for line in lines:
-                        news.put(line)
+                        events.put(line)
             break  # a stream ends with its run
-        except (FedlensError, ValueError):  # lost, or cut in the middle
-            over.wait(PULSE)
+        except (FedlensError, ValueError):  # the connection failed, or the stream was cut off
+            done.wait(POLL_S)
     if rest:
-        news.put(rest)
+        events.put(rest)
 
 
-def _watch(submitted: Submitted, news: News, over: threading.Event, patience: float) -> None:
+def _watch(run: SubmittedRun, events: Events, done: threading.Event, timeout: float) -> None:
     try:
-        _wait_for_end(submitted, news, over, patience)
-    except Exception as error:  # whoever follows waits for this thread's word
-        news.put(FedlensError(f"The run cannot be followed any more: {error!r}."))
+        _wait_for_end(run, events, done, timeout)
+    except Exception as error:  # `follow` waits for an event of this thread
+        events.put(
+            FedlensError(
+                f"The run cannot be followed any more ({error!r}): run the same command again."
+            )
+        )
 
 
-def _wait_for_end(submitted: Submitted, news: News, over: threading.Event, patience: float) -> None:
-    """Tells the run's end, or that nothing can be known of it any more."""
-    asked = heard = time.monotonic()
-    begun = False
-    while not over.wait(PULSE):
+def _wait_for_end(run: SubmittedRun, events: Events, done: threading.Event, timeout: float) -> None:
+    """Puts how the run ended, or why its status is unknown."""
+    submitted_at = answered_at = time.monotonic()
+    started = False
+    while not done.wait(POLL_S):
         try:
-            with speaking(submitted.connection) as client:
-                runs = client.ListRuns(ListRunsRequest(run_id=submitted.run)).run_dict
-        except Refused as error:
-            news.put(_forgotten(submitted) if error.code == UNKNOWN else error)
+            with control_client(run.connection) as client:
+                runs = client.ListRuns(ListRunsRequest(run_id=run.run_id)).run_dict
+        except RequestRefused as error:
+            unknown = error.code == ApiErrorCode.RUN_ID_NOT_FOUND
+            events.put(_unknown_run(run) if unknown else error)
             return
         except FedlensError as error:
-            if time.monotonic() - heard > patience:
-                news.put(error)
+            if time.monotonic() - answered_at > timeout:
+                events.put(error)
                 return
             continue
-        heard = time.monotonic()
-        found = runs[submitted.run].status
-        if found.status == Status.FINISHED:
-            news.put(Ended(found.sub_status, found.details))
+        answered_at = time.monotonic()
+        status = runs[run.run_id].status
+        if status.status == Status.FINISHED:
+            events.put(RunEnded(status.sub_status, status.details))
             return
-        begun = begun or found.status == Status.RUNNING
-        if not begun and heard - asked > STARTING:
-            news.put(_unbegun(submitted))
+        started = started or status.status == Status.RUNNING
+        if not started and answered_at - submitted_at > START_TIMEOUT_S:
+            events.put(_not_started(run))
             return
 
 
-def _unbegun(submitted: Submitted) -> FedlensError:
+def _not_started(run: SubmittedRun) -> FedlensError:
     return FedlensError(
-        f"The SuperLink at {submitted.connection.address} did not begin the run within "
-        f"{STARTING:g} s: see that its executor of ServerApps runs (logs/serverapp.log)."
+        f"The SuperLink at {run.connection.address} did not start the run within "
+        f"{START_TIMEOUT_S:g} s: check that its executor of ServerApps runs (logs/serverapp.log)."
     )
 
 
-def _forgotten(submitted: Submitted) -> FedlensError:
+def _unknown_run(run: SubmittedRun) -> FedlensError:
     return FedlensError(
-        f"The SuperLink at {submitted.connection.address} does not know run {submitted.run}: it "
-        "was started anew, without its database; run the same command again."
+        f"The SuperLink at {run.connection.address} does not know run {run.run_id}, because it was "
+        "restarted without its database: run the same command again."
     )
 
 
-class Refused(FedlensError):
-    """The SuperLink answers, and says no."""
+class RequestRefused(FedlensError):
+    """The SuperLink answered a request with an error."""
 
     def __init__(self, connection: Connection, error: httpx.HTTPStatusError) -> None:
-        told = FlowerError.from_json(error.response.text)
-        self.code = told.code if told else None
-        why = " ".join(filter(None, (told.message, told.public_details))) if told else str(error)
-        super().__init__(f"The SuperLink at {connection.address} refuses: {why}")
+        flower = FlowerError.from_json(error.response.text)
+        self.code = flower.code if flower else None
+        texts = (flower.message, flower.public_details) if flower else (str(error),)
+        reason = " ".join(filter(None, texts))
+        super().__init__(f"The SuperLink at {connection.address} refused the request: {reason}")
 
 
 @contextlib.contextmanager
-def speaking(connection: Connection) -> Iterator[ControlHttpClient]:
-    """A client of the Control API, whose troubles are sentences."""
+def control_client(connection: Connection) -> Iterator[ControlHttpClient]:
+    """A client of the Control API whose errors are `FedlensError`s."""
     root = connection.root_certificates
     try:
         with ControlHttpClient.from_server_address(
@@ -238,9 +247,9 @@ def speaking(connection: Connection) -> Iterator[ControlHttpClient]:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
-            raise Refused(connection, error) from error
+            raise RequestRefused(connection, error) from error
         raise FedlensError(
-            f"The SuperLink at {connection.address} does not answer ({error}): see that it runs "
+            f"The SuperLink at {connection.address} does not answer ({error}): check that it runs, "
             "and that address, certificate and `insecure` are those it was started with, then run "
             "the same command again."
         ) from error
@@ -249,16 +258,16 @@ def speaking(connection: Connection) -> Iterator[ControlHttpClient]:
 def _bundle(
     settings: Mapping[str, str | int | float | bool], client_ref: str, server_ref: str
 ) -> bytes:
-    """The same for all values of the settings, so that a SuperLink keeps one copy of it."""
+    """The bundle, which is the same for all values of the settings: a SuperLink keeps one copy."""
     app = {
         "publisher": "fedlens",
         "components": {"serverapp": server_ref, "clientapp": client_ref},
         "config": {name: type(value)() for name, value in settings.items()},
     }
-    described = {
-        "project": {"name": "fedlens-run", "version": __version__},
+    project = {
+        "project": {"name": "fedlens-run", "version": version("fedlens")},
         "tool": {"flwr": {"app": app}},
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a library, by Flower
-        return build_fab_from_files({"pyproject.toml": tomli_w.dumps(described).encode()})[0]
+        warnings.simplefilter("ignore", DeprecationWarning)  # by a library of Flower
+        return build_fab_from_files({"pyproject.toml": tomli_w.dumps(project).encode()})[0]
