@@ -1,1 +1,1 @@
-"""What an experiment can be told: schema, checks, composition from YAML presets, run names."""
+"""Configs: schema, checks, composition from YAML presets, run names, labels."""

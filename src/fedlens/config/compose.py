@@ -1,9 +1,11 @@
-"""From words on a command line to a checked `Config`, and back: Hydra composes, we refuse in one
-sentence.
+"""From a command line to a checked `Config` and back: Hydra composes presets, rows check theirs.
+
+`key=value` sets a key. On a key that names a row (see `schema.ROW_KEYS`), `key=name` chooses the
+row and `key.parameter=value` sets one of its parameters.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -21,68 +23,88 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedlens.config.checks import validate
-from fedlens.config.options import CONFIGS, groups, header, options
-from fedlens.config.schema import CIRCUMSTANCES, Config, keys
+from fedlens.config.checks import check
+from fedlens.config.options import PRESETS, groups, header, options
+from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, row_key
 from fedlens.errors import FedlensError, suggest
+from fedlens.registry import REGISTRIES, Row
 
-FROM_FILE = "from_file"  # what Hydra calls an experiment that is somebody's own file
-MOVABLE = (*(key for key in CIRCUMSTANCES if key != "run"), "backbone.weights")
+FROM_FILE = "from_file"  # Hydra's name for an experiment that is a file of the user's
+MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights")
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ExperimentPreset:
     """An experiment file as its header documents it."""
 
     name: str
     documentation: str
 
 
-def experiments() -> list[Experiment]:
-    found = []
+@dataclass(frozen=True)
+class Override:
+    """One `key=value` of a command line, parsed."""
+
+    key: str
+    value: Any
+
+
+def experiments() -> list[ExperimentPreset]:
+    presets = []
     for name in options("experiment"):
-        text = files(CONFIGS).joinpath("experiment", f"{name}.yaml").read_text(encoding="utf-8")
-        found.append(Experiment(name, header(text)))
-    return found
+        text = files(PRESETS).joinpath("experiment", f"{name}.yaml").read_text(encoding="utf-8")
+        presets.append(ExperimentPreset(name, header(text)))
+    return presets
 
 
 def documentation(experiment: str) -> str:
-    """What the header of an experiment says, be it one of ours or a file."""
+    """The header of an experiment, a preset's or a file's."""
     if _is_file(experiment):
         return header(_text(Path(experiment)))
-    return next(entry.documentation for entry in experiments() if entry.name == experiment)
+    return next(preset.documentation for preset in experiments() if preset.name == experiment)
 
 
 def compose(experiment: str, overrides: list[str]) -> Config:
     """The config of `experiment` with `key=value` overrides, checked.
 
-    An experiment is one of ours by name, or anybody's by the path of its YAML file.
+    `experiment` is the name of a preset or the path of a YAML file.
     """
-    checked = [part for override in overrides for part in _checked(override)]
+    parsed = [one for override in overrides for one in _parsed(override)]
     if _is_file(experiment):
-        return _from_file(Path(experiment), checked)
+        return _from_file(Path(experiment), parsed)
     if experiment not in options("experiment"):
         raise FedlensError(
-            f"Unknown experiment '{experiment}' (nor a .yaml file): "
+            f"'{experiment}' is not a known experiment, nor a .yaml file: "
             f"{suggest(experiment, options('experiment'))}"
         )
-    return _composed([f"+experiment={experiment}", *checked])
+    return _composed([f"+experiment={experiment}"], parsed)
 
 
 def command(config: Config) -> list[str]:
-    """The words that give this config again, wherever and however they are run."""
-    told = (f"{key}={word(value)}" for key, value in differences(config).items())
-    return ["fedlens", "run", config.experiment, *told]
+    """The command line that gives this config again, without its runtime keys."""
+    words = (f"{key}={word(value)}" for key, value in differences(config).items())
+    return ["fedlens", "run", config.experiment, *words]
 
 
 def differences(config: Config) -> dict[str, Any]:
-    """What a config says beyond its experiment, key by key; circumstances are left out."""
-    plain = _plain(config.experiment)
-    return {
-        key: value
-        for key, value in _leaves(asdict(config))
-        if value != plain[key] and not _within(key, CIRCUMSTANCES)
+    """What a config sets beyond its experiment, key by key; runtime keys are left out.
+
+    A row is named by its own key, and of its parameters those follow that are not its defaults.
+    """
+    preset = _preset_values(config.experiment)
+    defaults = {
+        f"{key}.{name}": value
+        for key in ROW_KEYS
+        for name, value in row_of(config, key).defaults.items()
     }
+    found: dict[str, Any] = {}
+    for key, value in leaves(asdict(config)):
+        row = row_key(key)
+        rechosen = row is not None and row in found
+        if within(key, RUNTIME_KEYS) or value == (defaults if rechosen else preset).get(key, ...):
+            continue
+        found[row if row and key == f"{row}.name" else key] = value
+    return found
 
 
 def word(value: object) -> str:
@@ -102,35 +124,90 @@ def word(value: object) -> str:
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with other values of some keys, checked."""
+    return _with(_editable(config), [Override(*item) for item in values.items()])
+
+
+def load(path: Path) -> Config:
+    """A run's own config.yaml."""
     try:
-        other = OmegaConf.structured(config)
-        for key, value in values.items():
-            OmegaConf.update(other, key, value)
-        return _finished(other)
-    except OmegaConfBaseException as error:
-        raise FedlensError(_in_one_sentence(error)) from error
+        text = path.read_text(encoding="utf-8", errors="replace")  # a binary file is no config
+    except OSError as error:
+        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
+    return from_yaml(text, str(path))
 
 
-def _quoted(text: str) -> str:
-    return QuotedString(text, Quote.single).with_quotes()
+def from_yaml(text: str, source: str) -> Config:
+    """The inverse of `to_yaml`; `source` says in errors where the text is from."""
+    try:
+        content = OmegaConf.create(text)
+        if not isinstance(content, DictConfig) or "experiment" not in content:
+            raise ValueError("it names no experiment.")
+        stored = OmegaConf.merge(OmegaConf.structured(Config), content)
+        assert isinstance(stored, DictConfig)
+        return _finished(stored)
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, FedlensError) as error:
+        raise FedlensError(
+            f"{source} is not a config of this version: {_in_one_sentence(error)}"
+        ) from error
 
 
-@cache
-def _plain(experiment: str) -> dict[str, Any]:
-    return dict(_leaves(asdict(compose(experiment, []))))
+def to_yaml(config: Config) -> str:
+    return OmegaConf.to_yaml(_editable(config))
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def amend(config: Config, overrides: list[str]) -> Config:
+    """A stored config with other runtime keys (device, data.root, …): the same experiment."""
+    for override in overrides:
+        if not within(override.partition("=")[0], MOVABLE):
+            raise FedlensError(
+                f"'{override}' cannot be changed in a run that has begun (only "
+                f"{', '.join(MOVABLE)}): use `fedlens run` for another run."
+            )
+    parsed = [one for override in overrides for one in _parsed(override)]
+    return _with(_editable(config), parsed)
+
+
+def _editable(config: Config) -> DictConfig:
+    """The config as OmegaConf knows it, with its schema."""
+    content = OmegaConf.create(_plain(asdict(config)))
+    editable = OmegaConf.merge(OmegaConf.structured(Config), content)
+    assert isinstance(editable, DictConfig)
+    return editable
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """("train.lr", 0.1) and so on."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
 
-def _within(key: str, others: tuple[str, ...]) -> bool:
+def within(key: str, others: Iterable[str]) -> bool:
+    """Whether the key is one of the others, or lies below one."""
     return any(key == other or key.startswith(f"{other}.") for other in others)
+
+
+@cache
+def _preset_values(experiment: str) -> dict[str, Any]:
+    return dict(leaves(asdict(compose(experiment, []))))
+
+
+def row_of(config: Config, key: str) -> Row:
+    """The registry's row that a config chooses by `key`."""
+    return REGISTRIES[ROW_KEYS[key]][getattr_dotted(config, key)["name"]]
+
+
+def getattr_dotted(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _quoted(text: str) -> str:
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _is_file(experiment: str) -> bool:
@@ -140,22 +217,20 @@ def _is_file(experiment: str) -> bool:
 def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-        told = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise FedlensError(f"{path} is not a YAML file{line}.") from error
-    if not isinstance(told, dict):
-        raise FedlensError(
-            f"{path} is not an experiment: it says nothing of the form `key: value`."
-        )
+    if not isinstance(content, dict):
+        raise FedlensError(f"{path} is not an experiment: it has no line `key: value`.")
     return text
 
 
-def _from_file(path: Path, overrides: list[str]) -> Config:
-    """Hydra reads experiments from folders it knows, so it is shown a copy in one."""
+def _from_file(path: Path, overrides: list[Override]) -> Config:
+    """Hydra reads experiments from the folders it knows: the file is copied into one."""
     text = _text(path)
     if "@package" not in text:
         text = f"# @package _global_\n{text}"
@@ -166,116 +241,143 @@ def _from_file(path: Path, overrides: list[str]) -> Config:
         place = _quoted(f"file://{folder}")
         try:
             config = _composed(
-                [f"hydra.searchpath=[{place}]", f"+experiment={FROM_FILE}", *overrides]
+                [f"hydra.searchpath=[{place}]", f"+experiment={FROM_FILE}"], overrides
             )
         except FedlensError as error:
             raise FedlensError(f"{path}: {error}") from error
     if config.experiment not in options("experiment"):
         raise FedlensError(
-            f"{path}: experiment={config.experiment} is none of ours: leave that key out, and say "
-            "what it is based on, such as `defaults: [/experiment/centralized]`."
+            f"{path}: experiment={config.experiment} is not a known experiment: leave that key "
+            "out, and name what it is based on, such as `defaults: [/experiment/centralized]`."
         )
     return config
 
 
-def _composed(overrides: list[str]) -> Config:
+def _composed(words: list[str], overrides: list[Override]) -> Config:
+    """Hydra chooses among preset files; all other overrides are set on what it gives."""
     ConfigStore.instance().store(name="schema", node=Config)
+    chosen = [f"{one.key}={one.value}" for one in overrides if one.key in groups()]
     try:
-        with initialize_config_module(CONFIGS, version_base="1.3"):
-            composed = hydra_compose("config", overrides=overrides)
-        return _finished(composed)
+        with initialize_config_module(PRESETS, version_base="1.3"):
+            composed = hydra_compose("config", overrides=[*words, *chosen])
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise FedlensError(_in_one_sentence(error)) from error
+    return _with(composed, [one for one in overrides if one.key not in groups()])
 
 
-def load(path: Path) -> Config:
-    """A run's own config.yaml, held to the same schema."""
+def _with(config: DictConfig, overrides: list[Override]) -> Config:
+    """Rows are chosen first, then all other values are set, in the order given."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")  # what is no text is no config
-    except OSError as error:
-        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    return from_yaml(text, str(path))
-
-
-def from_yaml(text: str, source: str) -> Config:
-    """The inverse of `to_yaml`; `source` is where the text is from, for complaints."""
-    try:
-        content = OmegaConf.create(text)
-        if not isinstance(content, DictConfig) or "experiment" not in content:
-            raise ValueError("it names no experiment.")
-        stored = OmegaConf.merge(OmegaConf.structured(Config), content)
-        assert isinstance(stored, DictConfig)
-        return _finished(stored)
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise FedlensError(
-            f"{source} is not a config of this version: {_in_one_sentence(error)}"
-        ) from error
-
-
-def amend(config: Config, overrides: list[str]) -> Config:
-    """A stored config under other circumstances (device, data.root, …): not another experiment."""
-    for override in overrides:
-        key = override.partition("=")[0]
-        if not _within(key, MOVABLE):
-            raise FedlensError(
-                f"'{override}' cannot be changed in a run that has begun (only "
-                f"{', '.join(MOVABLE)}): use `fedlens run` for another run."
-            )
-    checked = [part for override in overrides for part in _checked(override)]
-    changes = [re.sub("^(tracker|engine)=", r"\1.name=", part) for part in checked]
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(changes))
-        assert isinstance(merged, DictConfig)
-        return _finished(merged)
-    except OmegaConfBaseException as error:
+        for one in overrides:
+            if one.key in ROW_KEYS:
+                _choose_row(config, one.key, one.value)
+        for one in overrides:
+            if one.key in ROW_KEYS:
+                continue
+            if (key := row_key(one.key)) is not None:
+                values = _row_values(config, key)
+                values[one.key.removeprefix(f"{key}.")] = one.value
+                OmegaConf.update(config, key, values, merge=False)
+            else:
+                OmegaConf.update(config, one.key, one.value, merge=False)
+        return _finished(config)
+    except (OmegaConfBaseException, ValueError) as error:
         raise FedlensError(_in_one_sentence(error)) from error
 
 
-def to_yaml(config: Config) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+def _choose_row(config: DictConfig, key: str, choice: Any) -> None:
+    """Parameters that all rows of the kind have are kept if they were set; others are dropped."""
+    if isinstance(choice, dict):
+        OmegaConf.update(config, key, choice, merge=False)
+        return
+    before, registry = _row_values(config, key), REGISTRIES[ROW_KEYS[key]]
+    if before.get("name") == choice:
+        return
+    common = {one.name for one in registry.common}
+    former = before.get("name", "")
+    defaults = registry[former].defaults if former in registry else {}
+    kept = {
+        name: value
+        for name, value in before.items()
+        if name in common and value != defaults.get(name)
+    }
+    OmegaConf.update(config, key, {"name": choice, **kept}, merge=False)
+
+
+def _row_values(config: DictConfig, key: str) -> dict[str, Any]:
+    value = OmegaConf.select(config, key)
+    if isinstance(value, DictConfig):
+        content = OmegaConf.to_container(value, resolve=True)
+        assert isinstance(content, dict)
+        return {str(name): one for name, one in content.items()}
+    return {"name": value}
 
 
 def _finished(composed: DictConfig) -> Config:
+    """The config as an object: rows complete and checked, then the keys against each other."""
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
-    validate(config)
+    for key, kind in ROW_KEYS.items():
+        *path, last = key.split(".")
+        section = getattr_dotted(config, ".".join(path)) if path else config
+        setattr(section, last, REGISTRIES[kind].settings(getattr(section, last), key))
+    check(config)
     return config
 
 
-def _checked(override: str) -> list[str]:
-    """The override, if its key is one of ours; `backbone=timm:NAME` becomes two."""
+def _parsed(override: str) -> list[Override]:
+    """The override, if its key is known; `backbone=timm:NAME` becomes two."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
         raise FedlensError(
             f"'{override}' is not of the form key=value, such as train.lr=0.01."
         ) from error
-    key = parsed.key_or_group
+    key, value = parsed.key_or_group, _plain(parsed.value())
     if parsed.is_sweep_override():
         raise FedlensError(f"'{override}' names several values: a run has one value per key.")
     if parsed.type != OverrideType.CHANGE:
         raise FedlensError(f"'{override}': keys are fixed, so write {key}=value.")
     if key == "experiment":
-        raise FedlensError(f"The experiment is the first word: fedlens run {parsed.value()}.")
-    if key not in (known := [*keys(), *groups()]):
+        raise FedlensError(f"The experiment comes first: fedlens run {value}.")
+    if key not in (known := {*keys(), *groups()}) and not _maybe_of_row(key):
         raise FedlensError(f"Unknown config key '{key}': {suggest(key, known)}")
+    if key in ("tracker", "privacy"):
+        return [Override(f"{key}.name", value)]
     if key not in groups():
-        return [override]
-    choice = str(parsed.value())
+        return [Override(key, value)]
+    choice = str(value)
     if key == "backbone" and choice.startswith("timm:"):
-        return ["backbone=timm", f"backbone.name={choice}"]
+        return [Override("backbone", "timm"), Override("backbone.name", choice)]
     if key == "backbone" and choice == "timm":
         raise FedlensError("backbone=timm needs a name: write backbone=timm:vit_base_patch16_224.")
     if choice not in options(key):
         raise FedlensError(f"{key}={choice} is unknown: {suggest(choice, options(key))}")
-    return [override]
+    return [Override(key, choice)]
+
+
+def _maybe_of_row(key: str) -> bool:
+    """A parameter of a row; whether the chosen row has it is for the row to say."""
+    row = row_key(key)
+    return row is not None and key.count(".") == row.count(".") + 1
+
+
+def _plain(value: Any) -> Any:
+    """A value of built-in types only, without Hydra's and our own."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(one) for key, one in value.items()}
+    return value
 
 
 def _in_one_sentence(error: Exception) -> str:
-    """What OmegaConf and Hydra say over several lines: the key, then the complaint."""
-    told = f"{error.__cause__ or error}".partition("Config search path:")[0]
-    told = re.sub(rf"^In '(experiment/{FROM_FILE}|config)': (\w+ raised while .*)?", "", told)
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    """The several lines of OmegaConf and Hydra as one: the key, then what is wrong."""
+    text = f"{error.__cause__ or error}".partition("Config search path:")[0]
+    text = re.sub(rf"^In '(experiment/{FROM_FILE}|config)': (\w+ raised while .*)?", "", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
-    said = [line for line in lines if not line.startswith(("full_key", "reference", "object"))]
-    return f"{key}: {said[0]}." if key else " ".join(said)
+    rest = [line for line in lines if not line.startswith(("full_key", "reference", "object"))]
+    return f"{key}: {rest[0]}." if key else " ".join(rest)

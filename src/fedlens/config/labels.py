@@ -1,0 +1,89 @@
+"""How reports call what a config runs: by the rows it chooses, never by a name it gives itself.
+
+A run copies these labels into its records, so that a report needs none of the rows.
+"""
+
+import re
+
+from fedlens.config.compose import getattr_dotted, row_of
+from fedlens.config.schema import Config, trained_part
+from fedlens.registry import REGISTRIES
+
+
+def labels(config: Config) -> dict[str, str]:
+    """What is shown of a run, by topic."""
+    shown = {
+        "data": _label(config, "data"),
+        "head": _label(config, "head"),
+        "trainable": trainable(config),
+        "optimizer": _label(config, "train.optimizer"),
+    }
+    if config.sparse.density is not None:
+        shown["mask_rule"] = _label(config, "sparse.rule")
+    if config.federated.clients is not None:
+        shown |= {"partition": partition(config), "algorithm": algorithm(config)}
+    return shown
+
+
+def partition(config: Config) -> str:
+    return _label(config, "partition")
+
+
+def trainable(config: Config) -> str:
+    mode, blocks = trained_part(config.train.trainable)
+    return {"head": "head only", "full": "full fine-tuning"}.get(mode, f"last {blocks} blocks")
+
+
+def algorithm(config: Config) -> str:
+    """The established name of what clients and server do, then what differs from it.
+
+    FedAvg is the mean of all updates applied as it is; every other row adds its own label. The
+    learning rate of an adaptive server is tuned for each setting, so it is no part of the name.
+    """
+    chosen = config.algorithm
+    names = []
+    if chosen.scaffold:
+        names.append("SCAFFOLD")
+    if chosen.proximal:
+        names.append(f"FedProx μ={chosen.proximal:g}")
+    if chosen.server.name != "sgd":
+        names.append(_label(config, "algorithm.server"))
+    if chosen.aggregator.name != "mean" or not names:
+        names.append(_label(config, "algorithm.aggregator"))
+    details = [
+        *_unusual(config, "algorithm.aggregator"),
+        *_unusual(config, "algorithm.server"),
+    ]
+    if chosen.server.name == "sgd" and chosen.server.lr != 1:
+        details.append(f"server learning rate {chosen.server.lr:g}")
+    if chosen.sampling.name != "uniform":
+        details.append(_label(config, "algorithm.sampling"))
+    if config.privacy.name != "none":
+        details.append(f"{config.privacy.name} differential privacy")
+    if config.privacy.secure:
+        details.append("secure aggregation")
+    return ", ".join([" + ".join(names), *details])
+
+
+def plain(label: str) -> str:
+    """A label as part of a folder's name."""
+    for letter, name in {"α": "alpha", "μ": "mu", "σ": "sigma"}.items():
+        label = label.replace(letter, name)
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", label).strip("-").lower()
+
+
+def _unusual(config: Config, key: str) -> list[str]:
+    """The row's parameters that are not at their defaults, nor in its label."""
+    row, values = row_of(config, key), getattr_dotted(config, key).parameters
+    common = {one.name for one in REGISTRIES[row.kind].common}
+    return [
+        f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+        if value != row.defaults.get(name, ...)
+        and name not in common
+        and f"{{{name}}}" not in row.label
+    ]
+
+
+def _label(config: Config, key: str) -> str:
+    return row_of(config, key).described(getattr_dotted(config, key))
