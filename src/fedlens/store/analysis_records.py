@@ -1,7 +1,7 @@
-"""What was asked of a finished run: the name of an analysis, its folder, its record. No torch.
+"""Analyses of finished runs on disk: arithmetic/<name>/record.json below the run. No torch.
 
-An analysis lies in arithmetic/<name>/ below its run, and its name says all that was asked, so that
-asking again finds the record and computes nothing.
+The name is made from all arguments of an analysis: the same analysis finds its record and is not
+computed again.
 """
 
 import hashlib
@@ -16,49 +16,46 @@ from fedlens.store.run_folder import RunFolder
 
 Record = dict[str, Any]
 
-READABLE = 80  # letters of a name before its hash
+MAX_LENGTH = 80  # characters of a name before its hash
 
 
 def analysis_name(*words: object, **arguments: object) -> str:
-    """Words to read, and a short hash of all arguments: `alpha-ridge-0to1.5-1f0c88ab`."""
+    """Readable words and a short hash of all arguments: `alpha-ridge-0to1.5-1f0c88ab`."""
     text = json.dumps(arguments, sort_keys=True, default=str)
-    said = re.sub(r"[^\w.+=-]+", "_", "-".join(map(str, words)))[:READABLE]
-    return f"{said}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    readable = re.sub(r"[^\w.+=-]+", "_", "-".join(map(str, words)))[:MAX_LENGTH]
+    return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def place(folder: RunFolder, name: str) -> Path:
+def analysis_folder(folder: RunFolder, name: str) -> Path:
     return folder.path / "arithmetic" / name
 
 
-def finished(folder: RunFolder, name: str) -> Record | None:
-    """The record of an analysis, if it was made before."""
-    path = place(folder, name) / "record.json"
+def read_record(folder: RunFolder, name: str) -> Record | None:
+    """The record of an analysis; None if it was not made yet."""
+    path = analysis_folder(folder, name) / "record.json"
     return dict(read_json(path)) if path.exists() else None
 
 
-def kept_rounds(updates: Path) -> list[int]:
-    """The rounds whose client updates are in that folder."""
-    return sorted(int(path.name.rpartition("-")[2]) for path in updates.glob("round-*"))
-
-
-def rounds_kept(folder: RunFolder) -> list[int]:
-    """The same of a run; one without any has nothing to recombine."""
-    found = kept_rounds(folder.updates)
-    if not found:
+def require_kept_rounds(folder: RunFolder) -> list[int]:
+    """The rounds whose client updates a run kept; refuses a run that kept none."""
+    rounds = folder.kept_rounds()
+    if not rounds:
         raise FedlensError(
             f"{folder.name} kept no client updates: run it with federated.keep_updates=1 or more."
         )
-    return found
+    return rounds
 
 
-def result_of(folder: RunFolder) -> Record:
-    """What a run came to; one that is not finished, or not tested, is not edited."""
-    if folder.result is None:
+def require_result(folder: RunFolder) -> Record:
+    """The result of a run; refuses a run that is not finished or was not tested."""
+    result = folder.result
+    if result is None:
         raise FedlensError(
-            f"{folder.name} is not finished: go on with `fedlens resume {folder.path}` first."
+            f"{folder.name} is not finished: finish it with `fedlens resume {folder.path}` first."
         )
-    if "test" not in folder.result:
+    if "test" not in result:
         raise FedlensError(
-            f"{folder.name} never opened its test split: run it with evaluate.test=true first."
+            f"{folder.name} was not evaluated on the test split: run it with evaluate.test=true "
+            "first."
         )
-    return folder.result
+    return result

@@ -1,7 +1,7 @@
-"""Client updates of the last rounds, kept on disk for algebra after training.
+"""Client updates of the last rounds on disk, for task arithmetic after training.
 
-updates/round-000012/ holds start.safetensors, the global parameters the round began with, and one
-file for each client with its own parameters at the end; packed, where there are masks.
+updates/round-000012/ has start.safetensors, the global parameters before the round, and one file
+for each client with its parameters after it. Where masks are used, only trained entries are stored.
 """
 
 from dataclasses import dataclass
@@ -12,69 +12,70 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedlens.errors import FedlensError
-from fedlens.federated.client import Update
 from fedlens.files import clear_partials, discard, replacing
 from fedlens.params import Params
-from fedlens.store.analysis_records import kept_rounds
+from fedlens.store.run_folder import kept_rounds
 
 START = "start.safetensors"
 
 
 class KeptUpdates:
-    """Rounds are written as they come, and let go when `rounds` newer ones are there."""
+    """Writes every update as it comes, and keeps those of the last `rounds` rounds."""
 
     def __init__(self, folder: Path, *, rounds: int) -> None:
         self.folder = folder
         self.rounds = rounds
-        self.begun: int | None = None  # the round under way
-        for place in (folder, *folder.glob("round-*")):
-            clear_partials(place)
+        self.current: int | None = None  # the round under way
+        for path in (folder, *folder.glob("round-*")):
+            clear_partials(path)
 
-    def add(self, update: Update, start: Params) -> None:
+    def add(
+        self, round_: int, client: int, parameters: Params, *, examples: int, start: Params
+    ) -> None:
+        """The parameters of one client after a round that began with `start`."""
         if not self.rounds:
             return
-        number = update.task.round
-        place = _place(self.folder, number)
-        if number != self.begun:
-            discard(place)  # of a session that was killed
-            _write(place / START, start)
-            self.begun = number
+        folder = _round_folder(self.folder, round_)
+        if round_ != self.current:
+            discard(folder)  # left by a session that was killed in this round
+            _write(folder / START, start)
+            self.current = round_
             for old in kept_rounds(self.folder):
-                if old <= number - self.rounds:
-                    discard(_place(self.folder, old))
-        examples = {"examples": str(len(update.task.shard))}
-        _write(place / f"client-{update.task.client:06d}.safetensors", update.parameters, examples)
+                if old <= round_ - self.rounds:
+                    discard(_round_folder(self.folder, old))
+        metadata = {"examples": str(examples)}
+        _write(folder / f"client-{client:06d}.safetensors", parameters, metadata)
 
 
 @dataclass(frozen=True)
 class KeptRound:
-    """One round as it was: θ before it, and every client's θ_k with its number of examples."""
+    """One round: the global parameters before it, and every client's parameters after it."""
 
     number: int
     start: dict[str, torch.Tensor]
     clients: dict[int, dict[str, torch.Tensor]]
-    examples: dict[int, int]
+    examples: dict[int, int]  # that a client trained on
 
 
 def read_round(folder: Path, number: int) -> KeptRound:
-    place = _place(folder, number)
+    path = _round_folder(folder, number)
     clients, examples = {}, {}
-    start, _ = _read(place / START)
-    for path in sorted(place.glob("client-*.safetensors")):
-        client = int(path.stem.rpartition("-")[2])
-        clients[client], told = _read(path)
-        examples[client] = int(told["examples"])
+    start, _ = _read(path / START)
+    for file in sorted(path.glob("client-*.safetensors")):
+        client = int(file.stem.rpartition("-")[2])
+        clients[client], metadata = _read(file)
+        examples[client] = int(metadata["examples"])
     return KeptRound(number, start, clients, examples)
 
 
-def _place(folder: Path, number: int) -> Path:
+def _round_folder(folder: Path, number: int) -> Path:
     return folder / f"round-{number:06d}"
 
 
-def _write(path: Path, values: Params, told: dict[str, str] | None = None) -> None:
+def _write(path: Path, values: Params, metadata: dict[str, str] | None = None) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in values.items()}
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata=told)
+        save_file(tensors, temporary, metadata=metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

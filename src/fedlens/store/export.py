@@ -1,44 +1,67 @@
-"""The records of finished runs without what only a run needs to go on: small enough to publish.
+"""The records of finished runs as one archive, small enough to publish. No torch.
 
-What stays behind: checkpoints, clients' updates, masks bit by bit, and log.txt, which names places
-of the machine. What is copied is all that a report and its audit read; places that a command named
-(`run.root=/home/me/runs`) are in it. No torch.
+An archive has all that a report and its audit read. It leaves out checkpoints, clients' updates,
+mask tensors and log.txt, which names paths of the machine.
 """
 
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedlens.errors import FedlensError
-from fedlens.files import clear_partials, replacing
+from fedlens.files import clear_partials
+from fedlens.store.archive import SUFFIX, pack
 from fedlens.store.run_folder import RunFolder, runs
 
-KEPT = ("config.yaml", "*.json", "*.jsonl", "arithmetic/*/record.json")
+RECORDS = ("config.yaml", "*.json", "*.jsonl", "arithmetic/*/record.json")
 
 
-def copy_records(root: Path, out: Path) -> tuple[list[str], list[str]]:
-    """Names of the runs below `root` whose records are now below `out`, and of unfinished ones."""
-    found = runs(root)
-    if not found:
-        raise FedlensError(f"There are no runs in {root}: name a folder that holds some.")
-    if root.resolve() == out.resolve():
-        raise FedlensError(f"{out} holds the runs themselves: name another folder for the records.")
-    finished = [run for run in found if run.result is not None]
-    if taken := [run.name for run in finished if (out / run.name / "checkpoints").exists()]:
-        raise FedlensError(
-            f"{out / taken[0]} is a run with checkpoints, not a copy of records: name another "
-            "folder for the records."
-        )
-    clear_partials(out)
+@dataclass(frozen=True)
+class Export:
+    """What was written to an archive, by names of runs."""
+
+    written: list[str]
+    kept: list[str]  # runs that were in the archive before, and only there
+    unfinished: list[str]  # left out
+
+
+def write_records(root: Path, archive: Path) -> Export:
+    """Writes the records of all finished runs of `root` to an archive.
+
+    Runs that an existing archive has are kept; the records of a run that is also in `root` are
+    replaced, unless it ended in other parameters.
+    """
+    if not archive.name.endswith(SUFFIX) or archive.is_dir():
+        raise FedlensError(f"{archive} is not a name of an archive: write NAME{SUFFIX}.")
+    all_runs = runs(root)
+    finished = [run for run in all_runs if run.result is not None]
+    if not finished:
+        raise FedlensError(f"There are no finished runs in {root}: name a folder that has some.")
+    present = {run.name: run for run in runs(archive)} if archive.exists() else {}
     for run in finished:
-        with replacing(out / run.name) as folder:
-            _copy(run, folder)
-    return [run.name for run in finished], [run.name for run in found if run not in finished]
+        if run.name in present and _outcome(run) != _outcome(present[run.name]):
+            raise FedlensError(
+                f"{archive} has another run named {run.name}, which ended in other parameters: "
+                "write to another archive, or delete that one first."
+            )
+    chosen = present | {run.name: run for run in finished}
+    clear_partials(archive.parent, of=archive.name)
+    pack({name: path for run in chosen.values() for name, path in _records(run)}, archive)
+    return Export(
+        written=[run.name for run in finished],
+        kept=sorted(present.keys() - {run.name for run in finished}),
+        unfinished=[run.name for run in all_runs if run not in finished],
+    )
 
 
-def _copy(run: RunFolder, folder: Path) -> None:
-    for pattern in KEPT:
-        for path in run.path.glob(pattern):
-            target = folder / path.relative_to(run.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if path.stat().st_size:  # journals that nothing was written to
-                shutil.copyfile(path, target)
+def _records(run: RunFolder) -> list[tuple[str, Path]]:
+    return [
+        (f"{run.name}/{path.relative_to(run.path).as_posix()}", path)
+        for pattern in RECORDS
+        for path in run.path.glob(pattern)
+        if path.stat().st_size  # else a journal without records
+    ]
+
+
+def _outcome(run: RunFolder) -> object:
+    """The parameters a run ended in, and how they were chosen."""
+    return (run.result or {}).get("choice")

@@ -1,4 +1,4 @@
-"""The circumstances of a run: versions, commit, hardware, command, hashes of what went in."""
+"""Where a result comes from: versions, commit, hardware, command, hashes of data and weights."""
 
 import os
 import platform
@@ -24,9 +24,9 @@ def now() -> str:
 def session(
     device: torch.device, *, command: list[str] | None = None, packages: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """What is true of this process; a run that was resumed has several.
+    """How this process runs; a resumed run has a session for each time it was started.
 
-    `command` are the words that lead here, if not this process's own; `packages` count besides.
+    `command` replaces this process's own command line; the versions of `packages` are added.
     """
     return {
         "started": now(),
@@ -42,39 +42,39 @@ def session(
     }
 
 
-def check_inputs(signed: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """Refuses other data or weights than the run began with."""
-    for what, found in inputs.items():
-        if signed["inputs"].get(what) != found:
+def check_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> None:
+    """Refuses other data or weights than the run began with, by their hashes."""
+    for name, digest in inputs.items():
+        if manifest["inputs"].get(name) != digest:
             raise FedlensError(
-                f"{signed['name']} began with other {what} than are here now (the hashes differ): "
-                f"bring the same {what} back, or start another run under another run.name."
+                f"{manifest['name']} began with other {name} (the hashes differ): use the same "
+                f"{name} again, or start another run under another run.name."
             )
 
 
 def differences(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
-    """What differs between two sessions and could change the last bits of a result."""
-    watched = ("versions", "git", "processor", "threads", "device")
-    return [key for key in watched if first.get(key) != later.get(key)]
+    """The keys that differ between two sessions and may change the last bits of a result."""
+    relevant = ("versions", "git", "processor", "threads", "device")
+    return [key for key in relevant if first.get(key) != later.get(key)]
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit this code was run from, marked where the tree had changes; None outside git."""
+    """The commit of this code, marked if there are uncommitted changes; None outside git."""
     try:
-        said = [
+        _, commit, changes = [
             subprocess.run(
-                ["git", "-C", str(folder), *words],
+                ["git", "-C", str(folder), *arguments],
                 capture_output=True, text=True, timeout=10, check=True,
             ).stdout.strip()
-            for words in (
-                ["ls-files", "--error-unmatch", __file__],  # fails if it is another project's
+            for arguments in (
+                ["ls-files", "--error-unmatch", __file__],  # fails if it is not in this repository
                 ["rev-parse", "HEAD"],
                 ["status", "--porcelain", "--", "."],
             )
         ]  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return said[1] + ("+changes" if said[2] else "")
+    return commit + ("+changes" if changes else "")
 
 
 def processor() -> str:

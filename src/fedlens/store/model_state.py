@@ -1,6 +1,6 @@
-"""What a checkpoint holds of a model and its optimizer, as one flat map of tensors.
+"""The state of a model and its optimizer as one flat map of tensors, for a checkpoint.
 
-Weights that stay as pretrained are left out: the manifest has their hash.
+Frozen pretrained weights are left out: the manifest has their hash.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ MODEL, OPTIMIZER = "model/", "optimizer/"
 
 
 def learned(model: Classifier) -> dict[str, nn.Parameter]:
-    """The parameters that differ from the pretrained: all that is trained, and the head."""
+    """The parameters that differ from the pretrained ones: all trainable ones, and the head."""
     return {
         name: value
         for name, value in model.named_parameters()
@@ -24,7 +24,10 @@ def learned(model: Classifier) -> dict[str, nn.Parameter]:
     }
 
 
-def take(model: Classifier, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+def state_tensors(
+    model: Classifier, optimizer: torch.optim.Optimizer | None
+) -> dict[str, torch.Tensor]:
+    """Names and tensors of what was learned; they are not copied."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in learned(model).items():
         tensors[MODEL + name] = value.detach()
@@ -34,25 +37,26 @@ def take(model: Classifier, optimizer: torch.optim.Optimizer | None) -> dict[str
     return tensors
 
 
-def put_back(
+def load_state(
     tensors: Mapping[str, torch.Tensor],
     model: Classifier,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """The inverse of `take`; without an optimizer only the parameters are put back."""
+    """Loads what `state_tensors` returned; without an optimizer only the parameters."""
     expected = learned(model)
-    given = {
+    loaded = {
         name.removeprefix(MODEL): value for name, value in tensors.items() if name.startswith(MODEL)
     }
-    if fault := params.mismatch(expected, given):
+    if fault := params.mismatch(expected, loaded):
         raise FedlensError(f"The checkpoint does not fit this model: {fault}.")
     with torch.no_grad():
         for name, parameter in expected.items():
-            parameter.copy_(given[name])
+            parameter.copy_(loaded[name])
     if optimizer is None:
         return
     optimizer.state.clear()
     for full, value in tensors.items():
         if full.startswith(OPTIMIZER):
             name, key = full.removeprefix(OPTIMIZER).rsplit("/", 1)
-            optimizer.state[expected[name]][key] = value.to(expected[name].device, copy=True)
+            device = "cpu" if key == "step" else expected[name].device  # torch counts on the CPU
+            optimizer.state[expected[name]][key] = value.to(device, copy=True)

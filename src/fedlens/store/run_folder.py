@@ -1,11 +1,8 @@
-"""A run is a folder, and the folder is all that is known of it.
+"""A run is a folder; everything known about the run is in its files. No torch.
 
-config.yaml  manifest.json  metrics.jsonl  test_curve.jsonl  timings.jsonl  log.txt  checkpoints/
-choice.json  result.json; partition.json where there are clients, masks.safetensors and masks.json
-where not every weight is trained, updates/ where clients' are kept, arithmetic/ for what was done
-afterwards, and failure.json where the last session failed. The three journals are append-only; what
-the clock says goes to timings.jsonl, so that metrics.jsonl is equal byte for byte however often a
-run was interrupted. No torch.
+Always config.yaml, manifest.json, metrics.jsonl, test_curve.jsonl, timings.jsonl (append-only),
+log.txt, checkpoints/, choice.json, result.json; where they apply partition.json, masks.json,
+masks.safetensors, updates/ (of clients), arithmetic/ (analyses), failure.json (last session).
 """
 
 import json
@@ -20,8 +17,11 @@ from filelock import FileLock, Timeout
 
 from fedlens.errors import FedlensError, suggest
 from fedlens.files import read_json, write_json
+from fedlens.store.archive import extracted
 
+# Durations go to timings.jsonl only: metrics.jsonl is the same, byte for byte, in a resumed run.
 JOURNALS = ("metrics", "test_curve", "timings")
+TAIL = 2**16  # bytes at the end of a journal, enough for its last line
 
 
 class Journal:
@@ -41,17 +41,17 @@ class Journal:
             return stream.tell()
 
     def rewind(self, length: int) -> None:
-        """Forgets what was written after `length`, which a resumed run writes again."""
+        """Removes what was written after `length`; a resumed run writes it again."""
         with self.path.open("ab") as stream:
             if stream.tell() < length:
                 raise FedlensError(
-                    f"{self.path} is shorter than its checkpoint remembers: it was cut or lost; "
-                    "start the run anew under another run.name."
+                    f"{self.path} is shorter than its checkpoint says, so records are lost: start "
+                    "the run again under another run.name."
                 )
             stream.truncate(length)
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a line cut short by a kill is left out."""
+        """All complete lines; a last line without its end, left by a kill, is ignored."""
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -59,6 +59,17 @@ class Journal:
             return [json.loads(line) for line in lines]
         except ValueError as error:
             raise FedlensError(f"{self.path} has a line that is not JSON ({error}).") from error
+
+    def last(self) -> dict[str, Any] | None:
+        """The last complete line, read from the end of the file; None if there is none."""
+        try:
+            with self.path.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(max(0, size - TAIL))
+                record: dict[str, Any] = json.loads(stream.read().split(b"\n")[-2])
+            return record
+        except (OSError, IndexError, ValueError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -79,12 +90,12 @@ class RunFolder:
 
     @property
     def masks(self) -> Path:
-        """Which weights are trained, where not all are."""
+        """Which weights are trained, if not all are."""
         return self.path / "masks.safetensors"
 
     @property
     def updates(self) -> Path:
-        """What clients sent in the last rounds, where it was to be kept."""
+        """Client updates of the last rounds, if the run keeps them."""
         return self.path / "updates"
 
     @property
@@ -101,19 +112,41 @@ class RunFolder:
 
     @property
     def partition(self) -> dict[str, Any] | None:
-        """Who holds what, in a federated run."""
+        """Which client holds which examples, in a federated run."""
         return self._json("partition.json")
 
     @property
     def choice(self) -> dict[str, Any] | None:
-        """What the test split was opened for, once it was."""
+        """The parameters that were chosen for the test split, once they are."""
         return self._json("choice.json")
 
     @property
     def failure(self) -> str | None:
-        """Why the last session stopped, if it failed."""
-        found = self._json("failure.json")
-        return None if found is None else str(found["message"])
+        """Why the last session failed, if it did."""
+        failure = self._json("failure.json")
+        return None if failure is None else str(failure["message"])
+
+    def read_config(self) -> dict[str, Any]:
+        """config.yaml as nested dictionaries."""
+        import yaml
+
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, if it is built
+        try:
+            config = yaml.load(self.config.read_text(encoding="utf-8"), loader)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise FedlensError(f"{self.config} cannot be read as YAML ({error}).") from error
+        if not isinstance(config, dict):
+            raise FedlensError(f"{self.config} is not a config.")
+        return config
+
+    def position(self) -> int:
+        """The number of epochs or rounds on record: the first value of the last metrics."""
+        record = self.journal("metrics").last()
+        return int(next(iter(record.values()))) if record else 0
+
+    def kept_rounds(self) -> list[int]:
+        """The rounds whose client updates are on disk."""
+        return kept_rounds(self.updates)
 
     def journal(self, name: str) -> Journal:
         return Journal(self.path / f"{name}.jsonl")
@@ -121,7 +154,7 @@ class RunFolder:
     def write(self, name: str, value: Mapping[str, Any], *, indent: int | None = 2) -> None:
         write_json(self.path / f"{name}.json", value, indent=indent)
 
-    def forget_failure(self) -> None:
+    def clear_failure(self) -> None:
         (self.path / "failure.json").unlink(missing_ok=True)
 
     def state(self) -> str:
@@ -130,29 +163,29 @@ class RunFolder:
             return "finished"
         if (self.path / "run.lock").exists():
             try:
-                with self.lock(patience=0):
+                with self.lock(timeout=0):
                     pass
             except FedlensError:
                 return "running"
-            except OSError:  # a folder that can only be read: nobody runs here
+            except OSError:  # a read-only folder, where no run can be under way
                 pass
         return "failed" if self.failure else "interrupted"
 
     @contextmanager
-    def lock(self, *, patience: float = 2.0) -> Iterator[None]:
-        """One process at a time; the kernel frees the lock of a process that dies.
+    def lock(self, *, timeout: float = 2.0) -> Iterator[None]:
+        """Lets one process in at a time; the kernel frees the lock of a process that dies.
 
-        A run waits `patience` seconds, so that somebody's look at its state does not stop it.
+        `timeout` seconds are enough for another process that only asks for the run's state.
         """
-        held = FileLock(self.path / "run.lock")
+        lock = FileLock(self.path / "run.lock")
         try:
-            held.acquire(timeout=patience)
+            lock.acquire(timeout=timeout)
         except Timeout as error:
             raise FedlensError(f"{self.name} is being run by another process.") from error
         try:
             yield
         finally:
-            held.release()
+            lock.release()
 
     def _json(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
@@ -163,22 +196,41 @@ class RunFolder:
 
 
 def runs(root: Path) -> list[RunFolder]:
-    """Every run below `root`, in the order in which they were last begun or resumed."""
-    found = [RunFolder(path.parent) for path in root.glob("*/config.yaml")]
-    return sorted(found, key=lambda run: (run.config.stat().st_mtime, run.name))
+    """Every run in a folder or an archive, in the order in which they were begun or resumed."""
+    folders = [RunFolder(path.parent) for path in _folder(root).glob("*/config.yaml")]
+    return sorted(folders, key=lambda run: (run.config.stat().st_mtime, run.name))
 
 
-def find_run(which: str, root: Path) -> RunFolder:
-    """A run by its path, its name, or any part of its name that only one run has."""
-    for path in (Path(which), root / which):
+def find_run(name: str, root: Path) -> RunFolder:
+    """A run by its path, its name, or any part of its name that no other run of `root` has."""
+    for path in (Path(name), _folder(root) / name):
         if (path / "config.yaml").exists():
             return RunFolder(path if path.name else path.resolve())
     names = {run.name: run for run in runs(root)}
-    matches = [name for name in names if which in name]
+    matches = [full for full in names if name in full]
     if len(matches) == 1:
         return names[matches[0]]
     if matches:
-        raise FedlensError(f"'{which}' fits {len(matches)} runs: {', '.join(sorted(matches))}.")
+        raise FedlensError(f"'{name}' fits {len(matches)} runs: {', '.join(sorted(matches))}.")
     if not names:
-        raise FedlensError(f"No run '{which}': there are no runs in {root} yet.")
-    raise FedlensError(f"No run '{which}' in {root} (`fedlens ls`): {suggest(which, names)}")
+        raise FedlensError(f"No run '{name}': there are no runs in {root} yet.")
+    raise FedlensError(f"No run '{name}' in {root} (`fedlens ls`): {suggest(name, names)}")
+
+
+def find_runs(path: Path, root: Path = Path("runs")) -> list[RunFolder]:
+    """The run at `path`, all runs of a folder or an archive, or the run of that name in `root`."""
+    if not path.exists() or (path / "config.yaml").exists():
+        return [find_run(str(path), root)]
+    if not (folders := runs(path)):
+        raise FedlensError(f"There are no runs in {path}: name runs, or a folder that has some.")
+    return folders
+
+
+def kept_rounds(updates: Path) -> list[int]:
+    """The rounds whose client updates are in a folder."""
+    return sorted(int(path.name.rpartition("-")[2]) for path in updates.glob("round-*"))
+
+
+def _folder(root: Path) -> Path:
+    """`root` itself, or where its content is if it is an archive."""
+    return extracted(root) if root.is_file() else root

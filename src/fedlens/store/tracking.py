@@ -1,6 +1,6 @@
-"""Trackers: the same scalars, sent also to TensorBoard or Weights & Biases. Off by default.
+"""Trackers send a run's scalars to TensorBoard or Weights & Biases. Off by default.
 
-The run's own records stay the truth; a tracker is a window on them.
+Results come from the run's own records only.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,9 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Silent:
+class NoTracker:
+    """Sends nothing."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         pass
 
@@ -29,7 +31,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Each session writes a file of its own; an epoch lived through again is written again.
+        # Each session writes its own file; an epoch that is repeated after a kill is in two files.
         self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -65,8 +67,9 @@ class WeightsAndBiases:
 def open_tracker(
     name: str, folder: Path, *, project: str, mode: str, config: Mapping[str, Any]
 ) -> Iterator[Tracker]:
+    """The tracker of that name; it writes below `folder` and is closed at the end."""
     makers: dict[str, Callable[[], Tracker]] = {
-        "none": Silent,
+        "none": NoTracker,
         "tensorboard": lambda: TensorBoard(folder),
         "wandb": lambda: WeightsAndBiases(folder, project, mode, config),
     }
@@ -77,7 +80,7 @@ def open_tracker(
             f"tracker={name} needs an extra package: install it with "
             f"`pip install 'fedlens[{name}]'`, or use tracker=none."
         ) from error
-    except Exception as error:  # a client's own trouble: no account, no server, no disk
+    except Exception as error:  # of the tracker's package: no account, no server, no disk space
         raise FedlensError(
             f"tracker={name} could not start ({error}): use tracker=none, or mode=offline."
         ) from error
