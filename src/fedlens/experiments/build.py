@@ -1,12 +1,13 @@
-"""From a config to the parts of an experiment: data, backbone, head, examples. Configs stop here.
+"""From a config to the parts of an experiment: data, backbone, head, examples.
 
 With a frozen backbone and no augmentation, the examples are cached features and the model is its
-head alone; the loops above do not notice.
+head alone; the training loops do not notice.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +16,99 @@ from torch import nn
 
 from fedlens import params
 from fedlens.config.schema import BackboneConfig, Config, trained_part
-from fedlens.data.examples import FeatureExamples, ImageExamples, Pipeline
+from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.data.features import features
-from fedlens.data.images import Examples, Images
+from fedlens.data.images import Images
 from fedlens.data.partition import Partition
 from fedlens.data.splits import Choice, SealedTest
-from fedlens.data.transforms import Augmentation
-from fedlens.experiments.flower.setup import setup
-from fedlens.experiments.head import closed_form_head
-from fedlens.experiments.local_data import Holding, whole
-from fedlens.experiments.trained_head import trained_head
-from fedlens.federated.client import LocalRules
-from fedlens.federated.tasks import Crowd
+from fedlens.data.transforms import Augmentation, Pipeline
+from fedlens.experiments.local_data import LocalData
 from fedlens.models import backbones, heads, weights
 from fedlens.models.classifier import Classifier
-from fedlens.runtime.progress import bar
+from fedlens.registry import head as head_registry
+from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
 from fedlens.sparse.masks import Masks
 from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
 from fedlens.training.pretrain import pico_weights
-from fedlens.training.step import StepRules
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
-    """All that a training loop needs."""
+class Experiment:
+    """All that heads, masks and training loops need."""
 
     model: Classifier
     train: Examples
-    partition: Partition | None  # of `train` over the clients, where there are any
-    held_classes: torch.Tensor  # [K, C]: how many examples of each class each client holds
+    partition: Partition | None  # of `train` over the clients; None: no clients
+    class_counts: torch.Tensor  # [K, C]: how many examples of each class each client holds
     validation: Examples | None
     test: SealedTest
     test_examples: Callable[[Images], Examples]
     classes: int
     precision: Precision
-    prepared: bool  # the head was computed or trained beforehand, not merely initialised
-    inputs: dict[str, Any]  # hashes of what went in: a resumed run must find the same
-    facts: dict[str, Any]  # what was found out on the way, for the records
-    untouched: FeatureExamples | None = None  # validation as the pretrained backbone sees it
-    masks: Masks = field(default_factory=dict)  # of what is trained in part
+    features: "FrozenFeatures"  # of the training and validation images
+    head_is_fitted: bool  # the head was solved or trained before anything else
+    head_is_frozen: bool
+    input_hashes: dict[str, Any]  # of dataset and weights: a resumed run must find the same
+    measurements: dict[str, Any] = field(default_factory=dict)  # facts for the records
+    masks: Masks = field(default_factory=dict)  # of the tensors that are trained in part
 
     @property
     def trains(self) -> bool:
         """Whether anything is left to train."""
         return any(value.requires_grad for value in self.model.parameters())
 
+    @property
+    def device(self) -> torch.device:
+        return self.model.head.weight.device
 
-def resolved(config: Config) -> Config:
-    """With the backbone's own resolution filled in; refuses what can be before anything loads."""
+    def with_head(self, head: nn.Linear, measurements: dict[str, Any]) -> "Experiment":
+        """The same with this head in its model, frozen or trained as the experiment says."""
+        self.model.head = head.to(self.device).requires_grad_(not self.head_is_frozen)
+        return replace(self, measurements={**self.measurements, **measurements})
+
+    def with_masks(self, masks: Masks, measurements: dict[str, Any]) -> "Experiment":
+        """The same with these masks; tensors of which nothing is trained are frozen."""
+        kept = {name: mask for name, mask in masks.items() if mask.any()}
+        for name, value in self.model.backbone.named_parameters(prefix="backbone"):
+            value.requires_grad_(name in kept)
+        return replace(self, masks=kept, measurements={**self.measurements, **measurements})
+
+
+@dataclass(frozen=True)
+class FrozenFeatures:
+    """What the pretrained backbone makes of the training and validation images, when asked for."""
+
+    extract: Callable[[], torch.Tensor]  # of `images`, in their order
+    images: Images
+    train_index: torch.Tensor
+    validation_index: torch.Tensor
+
+    @cached_property
+    def _features(self) -> torch.Tensor:
+        return self.extract()
+
+    @property
+    def computed(self) -> bool:
+        return "_features" in self.__dict__
+
+    @cached_property
+    def train(self) -> FeatureExamples:
+        return self._at(self.train_index)
+
+    @cached_property
+    def validation(self) -> FeatureExamples:
+        return self._at(self.validation_index)
+
+    def _at(self, index: torch.Tensor) -> FeatureExamples:
+        return FeatureExamples(self._features[index], self.images.labels[index])
+
+
+def with_resolution(config: Config) -> Config:
+    """With the backbone's own resolution filled in; refuses an impossible one early."""
     row = backbones.find(config.backbone.name)
     resolution = config.backbone.resolution or row.resolution
     backbones.check_resolution(row, resolution)
@@ -77,114 +119,79 @@ def build(
     config: Config,
     device: torch.device,
     stop: StopRequest,
+    data: LocalData,
     *,
     opened: Choice | None = None,
-    holding: Holding | None = None,
-    crowd: Crowd | None = None,
-    head: nn.Linear | None = None,
-) -> Parts:
-    """`opened` is the choice an earlier session of the same run opened the test split for.
+) -> Experiment:
+    """The experiment with its head as initialised.
 
-    `holding` says which data are here, if not all; `crowd` are the clients, if they are elsewhere;
-    a `head` that is given is not prepared again.
+    `opened` is the choice for which an earlier session of the same run opened the test split.
     """
     precision = choose_precision(config.train.precision, device)
-    holding = holding or whole(config)
-    images, kept, held_out = holding.images.to(device), holding.kept, holding.held_out
+    images = data.images.to(device)
     backbone, weights_hash = _backbone(config, device, stop)
-    classes, row, shards = holding.classes, backbones.find(config.backbone.name), holding.partition
-    width = backbones.width(backbone)
+    row = backbones.find(config.backbone.name)
     resolution = config.backbone.resolution or row.resolution
     log.info(
         "%s: %d training and %d validation images of %d classes; backbone %s at %d px on %s",
-        holding.name, len(kept), len(held_out), classes, row.name, resolution, device,
+        data.name, len(data.train_index), len(data.validation_index), data.classes, row.name,
+        resolution, device,
     )  # fmt: skip
 
-    inputs = {"data": holding.of, "weights": weights_hash}
+    input_hashes = {"data": data.dataset_digest, "weights": weights_hash}
     plain = Pipeline(resolution, row.mean, row.std)
     augmented = replace(plain, augmentation=Augmentation(**asdict(config.augment)))
-    here = {**inputs, "data": holding.digest}
-    extractor = Extractor(backbone, row, plain, precision, device, here, stop)
-    mode, _ = trained_part(config.train.what)
-    on_features = mode == "head" and not augmented.augmentation.active
-    prepared = config.head.name != "linear"
-    train: Examples = ImageExamples(images, kept, augmented)
-    validation: Examples = ImageExamples(images, held_out, plain)
-    facts: dict[str, Any] = {}
-    untouched = None
-    given, head = head is not None, head or heads.linear(width, classes, config.seed)
-    if crowd:
-        crowd.prepare(setup(config, weights_hash))
-    if on_features or (prepared and not given):
-        found = extractor(images, "train", config.data.train_per_class)
-        known, unknown = (FeatureExamples(found[i], images.labels[i]) for i in (kept, held_out))
-        untouched = unknown
-        if on_features:
-            train, validation = known, unknown
-        if config.head.name == "trained" and not given:
-            head, facts = trained_head(config, known, head, shards, precision, stop, crowd=crowd)
-        elif prepared and not given:
-            head, facts = closed_form_head(
-                config.head, known, unknown, classes, shards, crowd=crowd, check=stop.check
-            )
-        if crowd:
-            crowd.prepare(setup(config, weights_hash, head=head if prepared else None))
+    extractor = Extractor(
+        backbone, row, plain, precision, device, {**input_hashes, "data": data.digest}, stop
+    )
+    frozen_features = FrozenFeatures(
+        lambda: extractor(images, "train", config.data.train_per_class),
+        images,
+        data.train_index,
+        data.validation_index,
+    )
+    on_features = trained_part(config.train.trainable)[0] == "head"
+    on_features = on_features and not augmented.augmentation.active
+    train: Examples = ImageExamples(images, data.train_index, augmented)
+    validation: Examples = ImageExamples(images, data.validation_index, plain)
+    if on_features:
+        train, validation = frozen_features.train, frozen_features.validation
+    head = heads.linear(backbones.width(backbone), data.classes, config.seed)
     head.to(device).requires_grad_(not config.head.freeze)
 
-    def test_examples(seen: Images) -> Examples:
+    def test_examples(test_images: Images) -> Examples:
         if on_features:
-            found = extractor(seen, "test", config.data.test_per_class)
-            return FeatureExamples(found, seen.labels)
-        return ImageExamples(seen, None, plain)
+            test_features = extractor(test_images, "test", config.data.test_per_class)
+            return FeatureExamples(test_features, test_images.labels)
+        return ImageExamples(test_images, None, plain)
 
-    return Parts(
+    return Experiment(
         model=Classifier(nn.Identity() if on_features else backbone, head),
         train=train,
-        partition=shards,
-        held_classes=holding.held,
-        validation=validation if len(held_out) else None,
+        partition=data.partition,
+        class_counts=data.class_counts,
+        validation=validation if len(data.validation_index) else None,
         test=SealedTest(
-            lambda: holding.load_test().to(device),
+            lambda: data.load_test().to(device),
             opened=opened,
             curves=config.evaluate.test_curve,
         ),
         test_examples=test_examples,
-        classes=classes,
+        classes=data.classes,
         precision=precision,
-        prepared=prepared,
-        inputs=inputs,
-        facts=facts,
-        untouched=untouched if len(held_out) else None,
-    )
-
-
-def step_rules(config: Config, precision: Precision) -> StepRules:
-    return StepRules(
-        precision=precision,
-        label_smoothing=config.train.label_smoothing,
-        dropout=config.head.dropout,
-        clip_norm=config.train.clip_norm,
-        micro_batch=config.train.micro_batch,
-    )
-
-
-def local_rules(config: Config, precision: Precision) -> LocalRules:
-    return LocalRules(
-        step=step_rules(config, precision.for_clients()),
-        batch_size=config.train.batch_size,
-        momentum=config.train.momentum,
-        weight_decay=config.train.weight_decay,
-        nesterov=config.train.nesterov,
-        proximal=config.algorithm.proximal,
+        features=frozen_features,
+        head_is_fitted=head_registry[config.head.name].traits.get("fitted", True),
+        head_is_frozen=config.head.freeze,
+        input_hashes=input_hashes,
     )
 
 
 def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
-    """The file a backbone starts from: found, downloaded, or made by our own pretraining."""
+    """The file a backbone starts from: found, downloaded, or written by fedlens' pretraining."""
     if config.name != "vit_pico" or config.weights:
         explicit = Path(config.weights) if config.weights else None
         return weights.find(backbones.find(config.name), explicit)
-    with bar("pretraining vit_pico, once", stop) as progress:
+    with progress_bar("pretraining vit_pico, once", stop) as progress:
         return pico_weights(progress=progress, check=stop.check)
 
 
@@ -200,7 +207,7 @@ class Extractor:
     inputs: dict[str, Any]
     stop: StopRequest
 
-    def __call__(self, seen: Images, split: str, per_class: int | None) -> torch.Tensor:
+    def __call__(self, images: Images, split: str, per_class: int | None) -> torch.Tensor:
         key = {
             **self.inputs,
             "backbone": self.row.name,
@@ -214,38 +221,38 @@ class Extractor:
             "split": split,
             "per_class": per_class,
         }
-        examples = ImageExamples(seen, None, self.pipeline)
-        with bar(f"features of the {split} images", self.stop) as progress:
-            found = features(
+        examples = ImageExamples(images, None, self.pipeline)
+        with progress_bar(f"features of the {split} images", self.stop) as progress:
+            extracted = features(
                 examples, self._forward, key=key, progress=progress, check=self.stop.check
             )
-        return found.to(self.device)
+        return extracted.to(self.device)
 
     def _forward(self, pixels: torch.Tensor) -> torch.Tensor:
         with self.precision.autocast():
-            found: torch.Tensor = self.backbone(pixels)
-        return found
+            output: torch.Tensor = self.backbone(pixels)
+        return output
 
 
 def _backbone(
     config: Config, device: torch.device, stop: StopRequest
 ) -> tuple[nn.Module, str | None]:
-    """The backbone with its weights, and their hash; what is not to be trained is frozen."""
-    wanted, row = config.backbone, backbones.find(config.backbone.name)
-    resolution = wanted.resolution or row.resolution
+    """The backbone with its weights, and their hash; weights that are not trained are frozen."""
+    settings, row = config.backbone, backbones.find(config.backbone.name)
+    resolution = settings.resolution or row.resolution
     backbone = backbones.create(row, resolution=resolution, seed=config.seed)
     freeze(config, backbone)
     digest = None
-    if wanted.pretrained:
-        path = weights_file(wanted, stop)
-        digest = weights.load(backbone, row, path, expected_sha256=wanted.sha256).sha256
+    if settings.pretrained:
+        path = weights_file(settings, stop)
+        digest = weights.load(backbone, row, path, expected_sha256=settings.sha256).sha256
     backbone.to(device).eval()  # batch statistics, where a backbone has them, stay as pretrained
     return backbone, digest
 
 
 def freeze(config: Config, backbone: nn.Module) -> None:
-    """Leaves those weights trainable that the config trains."""
-    mode, blocks = trained_part(config.train.what)
+    """Freezes the weights that the config does not train."""
+    mode, blocks = trained_part(config.train.trainable)
     if mode == "head":
         backbone.requires_grad_(False)
     elif mode == "last_blocks":

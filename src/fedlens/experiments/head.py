@@ -1,13 +1,13 @@
-"""Heads in closed form: statistics from whoever holds the data, free numbers from validation.
+"""Heads that are fitted on frozen features before anything else: in closed form, or trained.
 
-Statistics are found by the content they are of, so runs that share it take them once.
+A closed-form head needs sums over the clients' features only; a trained one takes rounds of FedAvg.
+Without a partition there is one client, which holds everything.
 """
 
 import hashlib
 import logging
 from collections.abc import Callable
-from functools import reduce
-from operator import add
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,91 +15,162 @@ from torch import nn
 
 from fedlens import files, params
 from fedlens.cache import cached
-from fedlens.config.schema import HeadConfig
 from fedlens.data.examples import FeatureExamples
-from fedlens.data.partition import Partition
+from fedlens.errors import FedlensError
+from fedlens.experiments.build import Experiment
 from fedlens.federated import wire
-from fedlens.federated.tasks import Crowd
-from fedlens.models import heads
+from fedlens.federated.client import LocalTraining
+from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm
+from fedlens.federated.sampling import draw_cohort
+from fedlens.federated.tasks import Clients
+from fedlens.models.heads import Statistics
+from fedlens.registry import Row
+from fedlens.runtime.progress import progress_bar
+from fedlens.runtime.stop import StopRequest
 
-VERSION = 1  # to be raised whenever the same features would give other bits
+WEIGHT, BIAS = "head.weight", "head.bias"
+STATISTICS_VERSION = 1  # to be raised whenever the same features would give other bits
 
 log = logging.getLogger(__name__)
 
 
-def closed_form_head(
-    config: HeadConfig,
-    train: FeatureExamples,
-    validation: FeatureExamples,
-    classes: int,
-    partition: Partition | None = None,
-    *,
-    crowd: Crowd | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> tuple[nn.Linear, dict[str, Any]]:
-    """Ridge or class means; λ and temperature, where they are free, from validation.
+@dataclass(frozen=True)
+class HeadTraining:
+    """How a head is trained by rounds of FedAvg on features."""
 
-    With a partition every client sends the statistics of its shard and the server adds them up:
-    the head is that of the pooled data, whoever holds what. A `crowd` is asked for them, if the
-    clients are elsewhere; `check` is called while another process takes the same statistics.
-    """
-    facts: dict[str, Any] = {}
-    if crowd:
-        stats = reduce(add, crowd.statistics(validation.features.shape[1], classes))
-    else:
-        stats = _shared(train, classes, partition, check)
-    if partition is not None:
-        facts["statistics_bytes_up"] = len(partition) * wire.size(vars(stats))
-    if config.name == "class_means":
-        head = heads.class_means(stats)
-    elif config.ridge_lambda is None:
-        head, facts["ridge_lambda"] = heads.choose_ridge(
-            stats, validation.features, validation.labels
+    local: LocalTraining
+    lr: float
+    steps: int  # local steps × rounds
+    local_steps: int | None  # of a client in a round; None: all of them, in one round
+    cohort_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    row: Row
+    parameters: dict[str, Any] = field(default_factory=dict)  # of a closed-form head
+    training: HeadTraining | None = None  # of a trained head
+
+
+def prepare_head(
+    experiment: Experiment, clients: Clients, settings: HeadSettings, stop: StopRequest
+) -> Experiment:
+    """The experiment with its head fitted by the clients, where it is fitted beforehand."""
+    if not experiment.head_is_fitted:
+        return experiment
+    validation = experiment.features.validation
+    federated = experiment.partition is not None
+    if settings.training is not None:
+        head, measurements = train_head(
+            experiment.model.head, clients, settings.training, stop, federated=federated
         )
     else:
-        head, facts["ridge_lambda"] = heads.ridge(stats, config.ridge_lambda), config.ridge_lambda
-    temperature = config.temperature
-    if temperature is None:
-        with torch.no_grad():
-            logits = head.to(validation.features.device)(validation.features)
-        temperature = heads.temperature(logits, validation.labels)
-    facts["temperature"] = temperature
-    log.info("%s head in closed form: %s", config.name, facts)
-    return heads.scaled(head, temperature), facts
+        head, measurements = fit_head(
+            settings.row,
+            settings.parameters,
+            clients,
+            validation,
+            experiment.classes,
+            federated=federated,
+        )
+    experiment = experiment.with_head(head, measurements)
+    clients.share(head=head)
+    return experiment
 
 
-def _shared(
-    train: FeatureExamples,
+def fit_head(
+    row: Row,
+    parameters: dict[str, Any],
+    clients: Clients,
+    validation: FeatureExamples,
     classes: int,
-    partition: Partition | None,
-    check: Callable[[], None],
-) -> heads.Statistics:
-    """The statistics from the cache, or taken and put there: a digest costs a fifth or less."""
-    dealt = {} if partition is None else vars(partition)
-    content = params.digest({"features": train.features, "labels": train.labels, **dealt})
+    *,
+    federated: bool,
+) -> tuple[nn.Linear, dict[str, Any]]:
+    """A head in closed form from the sum of all clients' statistics, whoever holds what.
+
+    Free numbers, such as ridge's λ and the temperature, are chosen on validation.
+    """
+    width = validation.features.shape[1]
+    statistics = clients.statistics(width, classes)
+    measurements: dict[str, Any] = {}
+    if federated:
+        size = wire.size(vars(statistics))
+        measurements["statistics_bytes_up"] = len(clients.sizes) * size
+    head, chosen = row.make(statistics, (validation.features, validation.labels), **parameters)
+    measurements |= chosen
+    log.info("%s in closed form: %s", row.label, measurements)
+    return head, measurements
+
+
+def cached_statistics(
+    experiment: Experiment, check: Callable[[], None], compute: Callable[[], Statistics]
+) -> Statistics:
+    """What `compute` returns, from the disk cache if a run with the same features was before.
+
+    A digest of the features costs a fifth of their statistics, or less. `check` is called while
+    another process computes the same.
+    """
+    train, partition = experiment.features.train, experiment.partition
+    shards = {} if partition is None else vars(partition)
+    content = params.digest({"features": train.features, "labels": train.labels, **shards})
     threads = torch.get_num_threads()  # another number, other last bits
-    key = (VERSION, content, classes, threads, torch.__version__)
+    key = (STATISTICS_VERSION, content, experiment.classes, threads, torch.__version__)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     path = files.cache_dir() / "statistics" / f"{name}.safetensors"
-
-    def take() -> dict[str, torch.Tensor]:
-        if partition is None:
-            return vars(heads.Statistics.of(train.features, train.labels, classes))
-        return vars(federated_statistics(train, partition, classes))
-
-    return heads.Statistics(**cached(path, take, threads=threads, check=check))
+    tensors = cached(path, lambda: vars(compute()), threads=threads, check=check)
+    return Statistics(**tensors)
 
 
-def federated_statistics(
-    train: FeatureExamples, partition: Partition, classes: int
-) -> heads.Statistics:
-    """XᵀX, XᵀY and counts of every client, added up in the clients' order."""
-    clients = range(len(partition))
-    return reduce(add, (client_statistics(train, partition, classes, k) for k in clients))
+def train_head(
+    head: nn.Linear,
+    clients: Clients,
+    training: HeadTraining,
+    stop: StopRequest,
+    *,
+    federated: bool,
+) -> tuple[nn.Linear, dict[str, Any]]:
+    """`head` after all its local steps of FedAvg, and what it cost to send."""
+    steps = training.local_steps or training.steps
+    rounds = -(-training.steps // steps)
+    algorithm = FederatedAlgorithm(
+        clients.engine("head"), training.local, bad_update="raise", seed=training.seed
+    )
+    names = {WEIGHT: head.weight, BIAS: head.bias}
+    state = algorithm.init(names)
+    with progress_bar("training the head", stop) as update:
+        for number in range(1, rounds + 1):
+            cohort = draw_cohort(
+                training.seed,
+                number,
+                clients.sizes,
+                size=training.cohort_size,
+                lr=training.lr,
+                local_steps=steps,
+            )
+            try:
+                state, _ = algorithm.apply(state, cohort)
+            except BadUpdate as bad:
+                raise _failure(bad) from bad
+            update(number, rounds)
+    params.assign(names, state.trained)
+    if not federated:
+        log.info("head trained in %d steps", steps)
+        return head, {}
+    bytes_up = rounds * training.cohort_size * wire.size(state.trained)
+    measurements = {"head_rounds": rounds, "head_bytes_up": bytes_up}
+    log.info("head trained: %s", measurements)
+    return head, measurements
 
 
-def client_statistics(
-    train: FeatureExamples, partition: Partition, classes: int, client: int
-) -> heads.Statistics:
-    shard = partition.shard(client)
-    return heads.Statistics.of(train.features[shard], train.labels[shard], classes)
+def _failure(bad: BadUpdate) -> FedlensError:
+    task = bad.update.task
+    if bad.update.parameters:
+        return FedlensError(
+            f"The head diverged in round {task.round} of its training: lower head.lr."
+        )
+    return FedlensError(
+        f"Client {task.client} did not train the head in its round {task.round} "
+        f"({bad.fault.rstrip('.')}): check its node, then run the same command again."
+    )

@@ -1,21 +1,20 @@
 """What central and federated training do between two epochs or rounds: record, evaluate, save.
 
-Nothing is written before the last point at which a stop request can come through; a unit whose
-closing was interrupted is kept in the checkpoint and closed by the next session.
+A unit is an epoch or a round. Nothing is written before the last point at which a stop request can
+arrive; a unit that was trained but not yet evaluated is kept in the checkpoint and finished later.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from fedlens.config.schema import Config, unit
-from fedlens.experiments.evaluation import Measure
-from fedlens.store.checkpoints import Checkpoint
-from fedlens.store.ledger import Ledger
+from fedlens.experiments.evaluation import Evaluator
+from fedlens.store.checkpoints import Checkpoint, Journals
 from fedlens.store.tracking import Tracker
 from fedlens.training.evaluate import Evaluation
 from fedlens.training.step import Tally
@@ -23,6 +22,16 @@ from fedlens.training.step import Tally
 log = logging.getLogger(__name__)
 
 Watch = Callable[[int, float], None]  # (epoch or round, validation top-1); it may raise Abandoned
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    unit: str  # "epoch" or "round"
+    evaluate_every: int = 1  # units
+    checkpoint_every: int = 1  # units
+    checkpoint_minutes: float = 10.0
+    early_stopping: int | None = None  # evaluations without a better validation accuracy
+    test_curve: bool = False
 
 
 @dataclass
@@ -33,8 +42,8 @@ class Position:
     step: int = 0  # steps taken in the epoch under way
     tally: Tally = field(default_factory=Tally)  # of the epoch under way
     unit_seconds: float = 0.0  # spent training in it
-    pending: dict[str, Any] | None = None  # the record of a unit that is trained but not closed
-    begun: bool = False  # unit 0, the model before any step, is dealt with
+    pending: dict[str, Any] | None = None  # the record of a unit that is trained, not finished
+    begun: bool = False  # unit 0, the model before any step, is recorded
     best: str | None = None  # the checkpoint with the highest validation accuracy
     best_score: float | None = None
     best_unit: int = 0
@@ -42,91 +51,94 @@ class Position:
     seconds: float = 0.0  # in all sessions
 
 
-class Trainee(Protocol):
-    """What learns: it knows all that must be remembered of it, besides the position."""
+class Trainable(Protocol):
+    """What is trained: its tensors and state, with the position, make a checkpoint."""
 
     def tensors(self) -> dict[str, torch.Tensor]: ...
 
     def state(self, checkpoint: str) -> dict[str, Any]:
-        """What is not a tensor, as JSON; `checkpoint` is the name of the one it goes into."""
+        """What is not a tensor, as JSON, for the checkpoint of that name."""
         ...
 
-    def put_back(self, found: Checkpoint) -> None: ...
+    def load_state(self, checkpoint: Checkpoint) -> None: ...
 
 
 class Loop:
     def __init__(
         self,
-        config: Config,
-        measure: Measure,
-        ledger: Ledger,
+        settings: LoopSettings,
+        evaluator: Evaluator,
+        journals: Journals,
         tracker: Tracker,
         *,
         total: int,
         began: float,
-        remarks: Callable[[Evaluation], dict[str, Any]] = lambda found: {},
+        more_metrics: Callable[[Evaluation], dict[str, Any]] = lambda evaluation: {},
         watch: Watch | None = None,
     ) -> None:
-        """`began` is when this session's clock did; `remarks` go into a record with validation.
+        """`total` units are trained; `began` is when this process's clock started.
 
-        `watch` is told of every validation once the unit is closed; a resumed run tells it anew of
-        those before, so that it sees the whole curve.
+        `more_metrics` are recorded with every validation. `watch` is called after every validation;
+        a resumed run calls it again for those before, so that it sees the whole curve.
         """
-        self.config = config
-        self.measure = measure
-        self.ledger = ledger
+        self.settings = settings
+        self.evaluator = evaluator
+        self.journals = journals
         self.tracker = tracker
-        self.unit = unit(config)
+        self.unit = settings.unit
         self.total = total
         self.clock = began
-        self.remarks = remarks
+        self.more_metrics = more_metrics
         self.watch = watch
         self.position = Position()
         self.test_curve: Callable[[int], None] | None = None
-        if config.evaluate.test_curve:
-            self.test_curve = measure.test_curve(lambda found: ledger.record("test_curve", found))
+        if settings.test_curve:
+            self.test_curve = evaluator.test_curve(partial(journals.record, "test_curve"))
 
-    def restore(self, trainee: Trainee) -> None:
+    def restore(self, trainable: Trainable) -> None:
         """Goes back to the newest checkpoint, if there is one."""
-        found = self.ledger.restore()
-        if found is None:
+        checkpoint = self.journals.restore()
+        if checkpoint is None:
             return
-        trainee.put_back(found)
-        stored = found.state["position"]
+        trainable.load_state(checkpoint)
+        stored = checkpoint.state["position"]
         self.position = Position(**{**stored, "tally": Tally(**stored["tally"])})
-        log.info("resuming from checkpoint %s", found.name)
-        for record in self.ledger.folder.journal("metrics").read() if self.watch else []:
-            self._tell(record)
+        log.info("resuming from checkpoint %s", checkpoint.name)
+        for record in self.journals.folder.journal("metrics").read() if self.watch else []:
+            self._notify(record)
         if self.position.pending:
-            self.close(trainee, **self.position.pending)
+            self.finish_unit(trainable, **self.position.pending)
 
-    def open(self, trainee: Trainee, *, prepared: bool) -> None:
-        """Unit 0: the model before any step, where there is something to say of it."""
-        if not self.position.begun and (prepared or not self.total):
-            self.close(trainee, {}, {})
+    def evaluate_start(self, trainable: Trainable, *, head_is_fitted: bool) -> None:
+        """Unit 0: the model before any step, where its head already classifies."""
+        if not self.position.begun and (head_is_fitted or not self.total):
+            self.finish_unit(trainable, {}, {})
 
     @property
     def finished(self) -> bool:
         return self.position.done >= self.total or self._exhausted()
 
-    def close(self, trainee: Trainee, record: dict[str, Any], timing: dict[str, float]) -> None:
-        """Ends a unit: evaluate, record, and save if it is time to."""
+    def finish_unit(
+        self, trainable: Trainable, record: dict[str, Any], timing: dict[str, float]
+    ) -> None:
+        """Evaluates, records, and saves if it is time to."""
         position, began = self.position, time.monotonic()
         position.pending = {"record": record, "timing": timing}
-        number = position.done + 1 if record else 0  # unit 0 has nothing to record but itself
+        number = position.done + 1 if record else 0  # unit 0 has no record of training
         record = {self.unit: number, **record}
         score, better = None, False
-        if number == self.total or number % self.config.evaluate.every == 0:
-            validation = self.measure.validation() if number else self.measure.before_training()
+        if number == self.total or number % self.settings.evaluate_every == 0:
+            evaluate = self.evaluator.validation if number else self.evaluator.before_training
+            validation = evaluate()
             if self.test_curve:
                 self.test_curve(number)
             if validation:
-                record |= {"validation": validation.metrics(), **self.remarks(validation)}
+                record |= {"validation": validation.metrics(), **self.more_metrics(validation)}
                 score = validation.top1
                 better = position.best_score is None or score > position.best_score
         evaluating = {"evaluate_seconds": time.monotonic() - began}
-        self.ledger.record("metrics", record)
-        self.ledger.record("timings", {self.unit: number, **timing, **evaluating})
+        self.journals.record("metrics", record)
+        self.journals.record("timings", {self.unit: number, **timing, **evaluating})
         self.tracker.log(number, _scalars(record))
         position.done, position.step, position.begun, position.pending = number, 0, True, None
         position.tally, position.unit_seconds = Tally(), 0.0
@@ -135,37 +147,37 @@ class Loop:
         position.stale = 0 if better else position.stale + (score is not None)
         if self.unit == "epoch" or score is not None:
             log.info("%s%s", self._sentence(record), " (best so far)" if better else "")
-        ranks = score is not None and self.ledger.checkpoints.ranks(score)
-        if self.finished or ranks or number % self.config.checkpoint.every == 0 or self.due:
-            self.save(trainee, score=score)
-        self._tell(record)
+        ranks = score is not None and self.journals.checkpoints.ranks(score)
+        if self.finished or ranks or number % self.settings.checkpoint_every == 0 or self.due:
+            self.save(trainable, score=score)
+        self._notify(record)
 
     @property
     def due(self) -> bool:
-        """Whether more than checkpoint.minutes have passed since the last save."""
-        return time.monotonic() - self.clock > 60 * self.config.checkpoint.minutes
+        """Whether the last save is longer ago than `checkpoint_minutes`."""
+        return time.monotonic() - self.clock > 60 * self.settings.checkpoint_minutes
 
-    def save(self, trainee: Trainee, *, score: float | None = None) -> None:
+    def save(self, trainable: Trainable, *, score: float | None = None) -> None:
         now = time.monotonic()
         self.position.seconds += now - self.clock
         self.clock = now
         name = self._name()
-        self.ledger.save(
+        self.journals.save(
             name,
-            trainee.tensors(),
-            {**trainee.state(name), "position": asdict(self.position)},
+            trainable.tensors(),
+            {**trainable.state(name), "position": asdict(self.position)},
             score=score,
             best=self.position.best,
         )
 
-    def leave(self, trainee: Trainee) -> None:
+    def save_interrupted(self, trainable: Trainable) -> None:
         """Saves where training was interrupted, unless that very position is saved already."""
-        if self._name() not in self.ledger.checkpoints.names():
-            self.save(trainee)
+        if self._name() not in self.journals.checkpoints.names():
+            self.save(trainable)
 
-    def _tell(self, record: dict[str, Any]) -> None:
-        if self.watch and (found := record.get("validation")):
-            self.watch(record[self.unit], found["top1"])
+    def _notify(self, record: dict[str, Any]) -> None:
+        if self.watch and (validation := record.get("validation")):
+            self.watch(record[self.unit], validation["top1"])
 
     def _name(self) -> str:
         position = self.position
@@ -173,15 +185,16 @@ class Loop:
         return f"{self.unit}-{position.done:06d}{step}" + ("-trained" if position.pending else "")
 
     def _exhausted(self) -> bool:
-        patience = self.config.train.early_stopping
+        patience = self.settings.early_stopping
         return patience is not None and self.position.stale >= patience
 
     def _sentence(self, record: dict[str, Any]) -> str:
         words = [f"{self.unit} {record[self.unit]} of {self.total}"]
         if train := record.get("train"):
             words.append(f"training loss {train['loss']:.3f}, accuracy {train['accuracy']:.2%}")
-        if found := record.get("validation"):
-            words.append(f"validation loss {found['loss']:.3f}, accuracy {found['top1']:.2%}")
+        if validation := record.get("validation"):
+            loss, top1 = validation["loss"], validation["top1"]
+            words.append(f"validation loss {loss:.3f}, accuracy {top1:.2%}")
         return " | ".join(words)
 
 

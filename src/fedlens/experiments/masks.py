@@ -1,116 +1,133 @@
-"""Step 1 of sparse fine-tuning: which weights a run trains, calibrated once and kept with the run.
+"""Which weights a run trains: masks found once, cached by what they depend on, kept with the run.
 
-Masks are found by what they depend on, so runs that share it (a sweep of learning rates, say) share
-them too; a run keeps its own copy, which a resumed session trusts.
+Runs that share what their masks depend on (a sweep of learning rates, say) share the masks; a run
+keeps its own copy, which a resumed session uses.
 """
 
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedlens import files, params
-from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments.build import Parts
-from fedlens.experiments.calibration import calibrated
-from fedlens.experiments.flower.setup import setup
-from fedlens.federated.tasks import Crowd
+from fedlens.experiments.build import Experiment
+from fedlens.experiments.provenance import record_mask_digest
+from fedlens.federated import wire
+from fedlens.federated.host import CalibrationSettings, Calibrator
+from fedlens.federated.sampling import uniform
+from fedlens.federated.tasks import Clients
+from fedlens.params import Params
+from fedlens.rng import Stream
+from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
-from fedlens.sparse import mask_files
-from fedlens.sparse.mask_statistics import density_by_layer_and_kind as by_layer_and_kind
-from fedlens.sparse.masks import RULES, Masks
+from fedlens.sparse import mask_files, voting
+from fedlens.sparse.mask_statistics import density_by_layer_and_kind
+from fedlens.sparse.masks import Masks, needs_scores, tie_order
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.store.run_folder import RunFolder
+
+BACKBONE = "backbone."  # the head is never masked
 
 log = logging.getLogger(__name__)
 
 
-def masked(
-    config: Config,
-    parts: Parts,
+@dataclass(frozen=True)
+class MaskSettings:
+    calibration: CalibrationSettings
+    seed: int
+    biases: bool = False  # maskable besides the backbone's weights
+    norms: bool = False
+    embeddings: bool = False
+    by_clients: bool = (
+        False  # clients score the weights on their examples, not the validation split
+    )
+    voting: str | None = None  # among clients that each rank the weights; None: scores add up
+    client_count: int | None = None  # clients that calibrate; None: all
+    depends_on: Mapping[str, Any] | None = None  # what else calibrated masks depend on, for caching
+
+    @property
+    def scored(self) -> bool:
+        """Whether the rule ranks weights by their sensitivity."""
+        return needs_scores(self.calibration.rule)
+
+
+def find_masks(
+    experiment: Experiment,
+    clients: Clients,
+    settings: MaskSettings | None,
     folder: RunFolder,
     stop: StopRequest,
-    *,
-    crowd: Crowd | None = None,
-) -> Parts:
-    """The parts with their masks, if the config asks for any; what they leave out is frozen.
-
-    A `crowd` takes part in finding them, and is told.
-    """
-    if config.sparse.density is None:
-        return parts
-    candidates = maskable_of(config, parts)
+) -> Experiment:
+    """The experiment with its masks, if it has any; all other weights are frozen."""
+    if settings is None:
+        return experiment
+    density = settings.calibration.density
+    candidates = candidates_of(experiment.model, settings)
     total = sum(value.numel() for value in candidates.values())
-    if not round(config.sparse.density * total):
+    if not round(density * total):
         raise FedlensError(
-            f"sparse.density={config.sparse.density} of {total} weights is none at all: choose a "
-            "larger one."
+            f"sparse.density={density} of {total} weights is none at all: choose a larger one."
         )
     path = folder.masks
     if path.exists():
-        masks, told = mask_files.load(path)
+        masks, provenance = mask_files.load(path)
         if fault := params.mismatch(candidates, masks):
             raise FedlensError(f"{path} does not fit this run: {fault}.")
     else:
-        masks, told = _shared(config, parts, candidates, stop, crowd)
-        mask_files.save(path, masks, told)
-    _sign(folder, masks)
+        masks, provenance = _cached(experiment, clients, settings, candidates, stop)
+        mask_files.save(path, masks, provenance)
+    record_mask_digest(folder, masks)
     if not (folder.path / "masks.json").exists():
-        folder.write("masks", {"provenance": told, **by_layer_and_kind(masks)})
+        densities = density_by_layer_and_kind(masks, prefix=BACKBONE)
+        folder.write("masks", {"provenance": provenance, **densities})
     trained = sum(int(mask.sum()) for mask in masks.values())
-    log.info("%s: %d of %d weights are trained", config.sparse.rule, trained, total)
-    facts = {"weights_trained": trained, "weights_maskable": total, **told["facts"]}
-    if crowd:
-        head = parts.model.head if parts.prepared else None
-        crowd.prepare(setup(config, parts.inputs["weights"], head=head, masks=masks))
-    return replace(under(masks, parts), facts={**parts.facts, **facts})
+    log.info("%s: %d of %d weights are trained", settings.calibration.rule, trained, total)
+    counts = {"weights_trained": trained, "weights_maskable": total}
+    experiment = experiment.with_masks(masks, {**counts, **provenance["facts"]})
+    clients.share(masks=masks)
+    return experiment
 
 
-def under(masks: Masks, parts: Parts) -> Parts:
-    """The parts with these masks; tensors of which nothing is trained are frozen whole."""
-    kept = {name: mask for name, mask in masks.items() if mask.any()}
-    for name, value in parts.model.backbone.named_parameters(prefix="backbone"):
-        value.requires_grad_(name in kept)
-    return replace(parts, masks=kept)
-
-
-def _sign(folder: RunFolder, masks: Masks) -> None:
-    """Notes the masks in the manifest; refuses others than the run began with."""
-    signed, digest = folder.manifest or {}, params.digest(masks)
-    if "masks" not in signed:
-        folder.write("manifest", {**signed, "masks": digest})
-    elif signed["masks"] != digest:
-        raise FedlensError(
-            f"{folder.masks} holds other masks than {folder.name} began with: bring them back, or "
-            "start another run under another run.name."
-        )
-
-
-def maskable_of(config: Config, parts: Parts) -> dict[str, nn.Parameter]:
-    """What may be masked, of what would be trained."""
-    trained = {n: p for n, p in parts.model.named_parameters() if p.requires_grad}
-    told = config.sparse
-    names = maskable(trained, biases=told.biases, norms=told.norms, embeddings=told.embeddings)
+def candidates_of(model: nn.Module, settings: MaskSettings) -> dict[str, nn.Parameter]:
+    """The parameters that may be masked, of those that would be trained."""
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    names = maskable(
+        trained,
+        prefix=BACKBONE,
+        biases=settings.biases,
+        norms=settings.norms,
+        embeddings=settings.embeddings,
+    )
     return {name: trained[name] for name in names}
 
 
-def _shared(
-    config: Config,
-    parts: Parts,
+def make_calibrator(model: nn.Module, settings: MaskSettings, stop: StopRequest) -> Calibrator:
+    return Calibrator(
+        model,
+        candidates_of(model, settings),
+        settings.calibration,
+        settings.seed,
+        show=lambda title: progress_bar(title, stop),
+    )
+
+
+def _cached(
+    experiment: Experiment,
+    clients: Clients,
+    settings: MaskSettings,
     candidates: Mapping[str, nn.Parameter],
     stop: StopRequest,
-    crowd: Crowd | None,
 ) -> tuple[Masks, dict[str, Any]]:
-    """The masks from the cache, or made and put there."""
-    key = _key(config, parts, candidates)
-    if crowd and "threads" in key and config.sparse.source == "clients":
-        key["threads"] = f"{config.engine.threads_per_client} of each host"
+    """The masks and their provenance from the cache, or calibrated and put there."""
+    key = _key(experiment, settings, candidates)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     path = files.cache_dir() / "masks" / f"{name}.safetensors"
 
@@ -123,38 +140,82 @@ def _shared(
         return None
 
     def make() -> tuple[Masks, dict[str, Any]]:
-        masks, facts = calibrated(config, parts, candidates, stop, crowd=crowd)
-        told = {**key, "facts": facts}
-        mask_files.save(path, masks, told)
-        return masks, told
+        masks, facts = calibrated(experiment, clients, settings, stop)
+        provenance = {**key, "facts": facts}
+        mask_files.save(path, masks, provenance)
+        return masks, provenance
 
-    return files.once(path, find=find, make=make, check=stop.check)
+    return files.make_once(path, find=find, make=make, check=stop.check)
 
 
-def _key(config: Config, parts: Parts, candidates: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """All that the masks depend on: of what a rule does not look at, nothing."""
-    told = asdict(config.sparse)
-    row = RULES[config.sparse.rule]
+def _key(
+    experiment: Experiment, settings: MaskSettings, candidates: Mapping[str, nn.Parameter]
+) -> dict[str, Any]:
+    """All that the masks depend on, and nothing that the rule does not read."""
+    calibration = asdict(settings.calibration)
+    read = ("rule", "rule_parameters", "density", "scope")
     key: dict[str, Any] = {
-        **{k: told[k] for k in ("rule", "density", "scope", "biases", "norms", "embeddings")},
-        "seed": config.seed,
+        **{name: calibration[name] for name in read},
+        "biases": settings.biases,
+        "norms": settings.norms,
+        "embeddings": settings.embeddings,
+        "seed": settings.seed,
         "parameters": params.digest(candidates),
     }
-    if row.by != "sensitivity":
+    if not settings.scored:
         return key
-    asked = ("method", "rounds", "soft", "labels", "target", "source", "voting", "clients",
-             "examples", "passes", "micro_batch")  # fmt: skip
     return {
         **key,
-        **{name: told[name] for name in asked},
-        **parts.inputs,
-        "model": params.digest(dict(parts.model.named_parameters())),
-        "data_config": {k: v for k, v in asdict(config.data).items() if k != "root"},
-        "backbone": config.backbone.name,
-        "resolution": config.backbone.resolution,
-        "device": parts.model.head.weight.device.type,
-        "partition": asdict(config.partition) if told["source"] == "clients" else None,
-        "of_clients": config.federated.clients if told["source"] == "clients" else None,
-        "threads": torch.get_num_threads(),  # another number, other last bits
+        **{name: value for name, value in calibration.items() if name not in read},
+        "source": "clients" if settings.by_clients else "validation",
+        "voting": settings.voting,
+        "clients": settings.client_count,
+        **experiment.input_hashes,
+        "model": params.digest(dict(experiment.model.named_parameters())),
+        "device": experiment.device.type,
         "torch": torch.__version__,
+        **(settings.depends_on or {}),
     }
+
+
+def calibrated(
+    experiment: Experiment, clients: Clients, settings: MaskSettings, stop: StopRequest
+) -> tuple[Masks, dict[str, Any]]:
+    """The masks, and how many bytes the clients sent to find them."""
+    calibrator = make_calibrator(experiment.model, settings, stop)
+    density = settings.calibration.density
+    if not settings.scored or not settings.by_clients:
+        validation = experiment.validation
+
+        def validation_scores(number: int) -> Params:
+            assert validation is not None
+            index = torch.arange(len(validation))
+            return calibrator.score(validation, index, number, "validation").mean()
+
+        return calibrator.rank(validation_scores).masks(density), {}
+    everyone = len(clients.sizes)
+    size = settings.client_count or everyone
+    drawn = uniform(settings.seed, 0, everyone, size)
+    if settings.voting is not None:
+        stream = Stream(settings.seed, ("calibrate",))
+        rule, scope = settings.calibration.rule, settings.calibration.scope
+        like = tie_order(calibrator.candidates, rule, scope=scope, stream=stream)
+        ranking = voting.merge(clients.rankings(drawn, like), settings.voting, stream=stream)
+        bytes_up = len(drawn) * _size(calibrator, torch.int32)  # each client sends ranks once
+        return ranking.masks(density), {"calibration_bytes_up": bytes_up}
+    rounds: list[int] = []
+
+    def client_scores(number: int) -> Params:
+        rounds.append(number)
+        parts = clients.sensitivities(drawn, number, calibrator.candidates)
+        return reduce(add, parts).mean()
+
+    masks = calibrator.rank(client_scores).masks(density)
+    bytes_up = len(rounds) * len(drawn) * _size(calibrator, torch.float64)
+    return masks, {"calibration_bytes_up": bytes_up}
+
+
+def _size(calibrator: Calibrator, dtype: torch.dtype) -> int:
+    """Bytes of one value of each candidate weight, as serialised."""
+    values = {name: value.to("meta", dtype) for name, value in calibrator.candidates.items()}
+    return wire.size(values)

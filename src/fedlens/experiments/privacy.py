@@ -1,6 +1,6 @@
-"""What a config says of privacy, as what server and clients do, and what it came to.
+"""A config's privacy settings as what server and clients do, and the ε that was spent.
 
-Flower's modules do the work (`federated.flower.privacy`, `federated.flower.secure`).
+Flower's modules do the work (`federated.flower.differential_privacy`, `secure_aggregation`).
 """
 
 import logging
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedlens.config.schema import Config, cohort_size
+from fedlens.params import Params
 
 if TYPE_CHECKING:
     from fedlens.federated.flower.differential_privacy import PrivacySettings
 
-Noise = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
+Release = Callable[[Params, int], dict[str, torch.Tensor]]
 
 log = logging.getLogger(__name__)
 
@@ -23,40 +24,40 @@ log = logging.getLogger(__name__)
 def settings(config: Config) -> "PrivacySettings":
     from fedlens.federated.flower.differential_privacy import PrivacySettings
 
-    told = config.privacy
+    privacy = config.privacy
     return PrivacySettings(
-        kind=told.name,
-        clip_norm=told.clip_norm,
-        noise_multiplier=told.noise_multiplier,
-        epsilon=told.epsilon,
-        delta=told.delta,
+        kind=privacy.name,
+        clip_norm=privacy.clip_norm,
+        noise_multiplier=privacy.noise_multiplier,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
     )
 
 
-def noise(config: Config) -> Noise:
-    """What the server does to the mean of so many updates before it takes the step."""
+def release(config: Config) -> Release | None:
+    """What the server does to the mean of so many updates before it applies it."""
     if config.privacy.name != "central":
-        return lambda change, cohort: change
-    from fedlens.federated.flower.differential_privacy import noised
+        return None
+    from fedlens.federated.flower.differential_privacy import add_noise
 
-    told, asked = settings(config), cohort_size(config.federated)
+    private, size = settings(config), cohort_size(config.federated)
 
-    def private(change: dict[str, torch.Tensor], answered: int) -> dict[str, torch.Tensor]:
-        # Divided by how many were asked: how many answered well may itself depend on the data.
-        shared = {name: value * (answered / asked) for name, value in change.items()}
-        return noised(shared, told, cohort=asked)
+    def release_change(change: Params, accepted: int) -> dict[str, torch.Tensor]:
+        # Divided by how many were drawn: how many answered well may itself depend on the data.
+        shared = {name: value * (accepted / size) for name, value in change.items()}
+        return add_noise(shared, private, cohort=size)
 
-    return private
+    return release_change
 
 
 def advise(config: Config) -> None:
-    """Says before the rounds what would make their privacy an empty word."""
+    """Warns, before the rounds, of what their ε does not cover."""
     if config.privacy.name == "none":
         return
-    from fedlens.federated.flower.differential_privacy import advice
+    from fedlens.federated.flower.differential_privacy import delta_warning
 
     assert config.federated.clients is not None
-    if warning := advice(settings(config), clients=config.federated.clients):
+    if warning := delta_warning(settings(config), clients=config.federated.clients):
         log.warning("%s", warning)
     if config.head.name != "linear":
         log.warning("ε does not count the %s head's statistics, which are exact", config.head.name)
@@ -71,17 +72,17 @@ def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any
     from fedlens.federated.flower import differential_privacy
 
     assert config.federated.clients is not None
-    # Who was asked counts, whether or not an answer came: it may have been on its way.
-    played = [record["participants"] for record in records if "participants" in record]
-    taken = Counter(client for cohort in played for client in cohort)
-    found = differential_privacy.spent(
+    # A client that was drawn counts, whether or not its answer arrived.
+    cohorts = [record["participants"] for record in records if "participants" in record]
+    taken = Counter(client for cohort in cohorts for client in cohort)
+    spending = differential_privacy.privacy_spent(
         settings(config),
-        rounds=len(played),
+        rounds=len(cohorts),
         cohort=cohort_size(config.federated),
         clients=config.federated.clients,
         participations=max(taken.values(), default=None),
     )
-    if not found:
+    if not spending:
         return {}
-    log.info("privacy spent: ε = %.3g at δ = %.0e", found["epsilon"], found["delta"])
-    return {"privacy": {"kind": config.privacy.name, **found}}
+    log.info("privacy spent: ε = %.3g at δ = %.0e", spending["epsilon"], spending["delta"])
+    return {"privacy": {"kind": config.privacy.name, **spending}}

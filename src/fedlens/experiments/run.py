@@ -1,7 +1,7 @@
-"""The life of a run: its folder, its log, its signals, its loop, its result.
+"""One run from its config to its result: folder, log, signals, training, test.
 
-A run is found by its name, which its config decides: the same command continues it, and once it
-is finished there is nothing left to do.
+The config decides the run's name: the same command resumes it, and once it is finished there is
+nothing left to do.
 """
 
 import logging
@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedlens.config import compose
-from fedlens.config.identity import essence, run_name
+from fedlens.config.compose import row_of
+from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config, rounds
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
-from fedlens.experiments import privacy
-from fedlens.experiments.build import Parts, build, resolved
-from fedlens.experiments.central_loop import Central
-from fedlens.experiments.engine import choose_engine
-from fedlens.experiments.evaluation import Measure
-from fedlens.experiments.federated_loop import Federation
-from fedlens.experiments.flower.clients import opened_crowd, settled
-from fedlens.experiments.local_data import Holding, described
+from fedlens.experiments import privacy, settings
+from fedlens.experiments.build import Experiment, build, with_resolution
+from fedlens.experiments.central_loop import CentralLoop
+from fedlens.experiments.clients import ClientSession, open_session
+from fedlens.experiments.evaluation import Evaluator
+from fedlens.experiments.federated_loop import FederatedLoop
+from fedlens.experiments.head import prepare_head
+from fedlens.experiments.local_data import partition_record
 from fedlens.experiments.loop import Loop, Position, Watch
-from fedlens.experiments.masks import masked
-from fedlens.experiments.result import conclude, per_client, sign
-from fedlens.federated.flower import require
-from fedlens.federated.tasks import Crowd
+from fedlens.experiments.masks import find_masks
+from fedlens.experiments.provenance import record_session, setting
+from fedlens.experiments.result import choose, per_client, result
+from fedlens.federated.tasks import Clients
 from fedlens.files import clear_partials, replacing
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.logs import logging_to
 from fedlens.runtime.stop import Abandoned, Interrupted, StopRequest, listening
 from fedlens.store import manifest
-from fedlens.store.checkpoints import Checkpoints
-from fedlens.store.ledger import Ledger
+from fedlens.store.checkpoints import Checkpoints, Journals
 from fedlens.store.run_folder import RunFolder
 from fedlens.store.tracking import open_tracker
 from fedlens.training.step import Model
@@ -48,48 +48,48 @@ from fedlens.training.step import Model
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-BRIEFLY = 2.0  # seconds, for somebody's look at a run's state
-LEAVING = 60.0  # seconds, for a run that was stopped at a SuperLink and has yet to hear of it
+LOCK_TIMEOUT_S = 2.0  # another process may be reading the run's state
+STOP_TIMEOUT_S = 60.0  # a run that was stopped at a SuperLink may not have noticed yet
 
 log = logging.getLogger(__name__)
 
 
 def start(config: Config, *, watch: Watch | None = None, grid: "Grid | None" = None) -> RunFolder:
-    """Runs `config`, continuing where an earlier session of the same run stopped.
+    """Runs `config`, resuming it if an earlier process did not finish it.
 
     `watch` is called after every validation with (epoch or round, top-1); it may raise Abandoned.
     `grid` is given by Flower, where a SuperLink runs this.
     """
-    config = resolved(config)
+    config = with_resolution(config)
     folder = RunFolder(Path(config.run.root) / run_name(config))
     if folder.config.exists():
         stored = compose.load(folder.config)
-        if essence(_without_weights(stored)) != essence(_without_weights(config)):
+        if identity(_without_weights(stored)) != identity(_without_weights(config)):
             raise FedlensError(
                 f"{folder.path} holds a run with another config: choose another run.name."
             )
-        config = _as_begun(config, stored)
+        config = _with_stored_threads(config, stored)
     return _run(config, folder, watch, grid)
 
 
 def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
-    """Continues a run from its folder alone; overrides may only say where and how it runs."""
+    """Continues a run from its folder alone; overrides may only change where and how it runs."""
     return _run(compose.amend(compose.load(folder.config), overrides or []), folder)
 
 
-def _as_begun(config: Config, stored: Config) -> Config:
-    """The number of threads decides the last bits, so what was not told anew is kept."""
+def _with_stored_threads(config: Config, stored: Config) -> Config:
+    """The number of threads decides the last bits: keep the stored one unless another is set."""
     engine = stored.engine if config.engine.name == "auto" else config.engine
-    each = config.engine.threads_per_client or stored.engine.threads_per_client
+    threads = config.engine.threads_per_client or stored.engine.threads_per_client
     return replace(
         config,
         threads=config.threads or stored.threads,
-        engine=replace(engine, threads_per_client=each),
+        engine=engine.but(threads_per_client=threads),
     )
 
 
 def _without_weights(config: Config) -> Config:
-    """Whether the weights are the same is for their hash in the manifest to say."""
+    """Whether the weights are the same is checked by their hash in the manifest."""
     return replace(config, backbone=replace(config.backbone, weights=None))
 
 
@@ -102,11 +102,13 @@ def _run(
     if folder.result is not None:
         log.info("%s is finished: nothing to do", folder.name)
         return folder
-    if config.engine.name.startswith("flower"):
+    if row_of(config, "engine").traits.get("remote"):
+        from fedlens.federated.flower import require
+
         require()
     if config.engine.name == "flower" and grid is None:
         if watch:
-            raise FedlensError("What a SuperLink runs cannot be watched: use another engine.")
+            raise FedlensError("A run on a SuperLink cannot be watched: use another engine.")
         return _submit(config, folder)
     device = choose_device(config.device)
     try:
@@ -114,47 +116,49 @@ def _run(
         log_file = logging.FileHandler(folder.log, encoding="utf-8")
     except OSError as error:
         raise FedlensError(f"Cannot write to {folder.path} ({error.strerror}).") from error
-    patience = LEAVING if grid else BRIEFLY
-    with logging_to(log_file), folder.lock(patience=patience), listening() as stop:
-        if (folder.path / "result.json").exists():  # of a process that held the lock until now
+    timeout = STOP_TIMEOUT_S if grid else LOCK_TIMEOUT_S
+    with logging_to(log_file), folder.lock(timeout=timeout), listening() as stop:
+        if (folder.path / "result.json").exists():  # by a process that held the lock until now
             return folder
         try:
             clear_partials(folder.path)
-            folder.forget_failure()
+            folder.clear_failure()
             _work(config, folder, device, stop, watch, grid)
         except Abandoned as reason:
             log.info("abandoned: %s", reason)
             raise
         except Interrupted as reason:
-            log.warning("stopped by %s; what was done is saved", reason)
-            raise Interrupted(f"go on with: fedlens resume {folder.path}") from reason
+            log.warning("stopped by %s; all finished work is saved", reason)
+            raise Interrupted(f"resume with: fedlens resume {folder.path}") from reason
         except Exception as error:
-            fault = _in_words(error, folder)
-            log.error("%s", fault, exc_info=not isinstance(fault, FedlensError))
+            reported = _as_sentence(error, folder)
+            log.error("%s", reported, exc_info=not isinstance(reported, FedlensError))
             with suppress(Exception):  # on a full disk this may fail too; the log has it
-                folder.write("failure", {"message": str(fault), "when": manifest.now()})
-            raise fault from error
+                folder.write("failure", {"message": str(reported), "when": manifest.now()})
+            raise reported from error
     return folder
 
 
 def _submit(config: Config, folder: RunFolder) -> RunFolder:
-    """Leaves the run to the federation's SuperLink, which writes the folder where it runs."""
-    from fedlens.experiments.flower.deployment import run_by_superlink
+    """Submits the run to the federation's SuperLink, which writes the folder where it runs."""
+    from fedlens.experiments.flower.deployment import submit_run
 
     with listening() as stop:
         try:
-            run_by_superlink(config, stop, say=lambda line: log.info("%s", line))
+            submit_run(config, stop, print_line=lambda line: log.info("%s", line))
         except Interrupted as reason:
-            raise Interrupted("the run is stopped: the same command goes on with it") from reason
+            raise Interrupted(
+                "the run is stopped; run the same command again to resume"
+            ) from reason
     if folder.result is None:
-        log.info("the run is finished; its folder is where the SuperLink runs")
+        log.info("the run is finished; its folder is on the SuperLink's host")
     return folder
 
 
-def _in_words(error: Exception, folder: RunFolder) -> Exception:
+def _as_sentence(error: Exception, folder: RunFolder) -> Exception:
     """The error as a sentence, where the user can do something about it."""
-    if isinstance(error, OSError):  # a full disk shows itself wherever it likes
-        return FedlensError(f"{folder.name} could not go on: {error}.")
+    if isinstance(error, OSError):  # a full disk can fail any write
+        return FedlensError(f"{folder.name} could not continue: {error}.")
     if isinstance(error, torch.OutOfMemoryError):
         return FedlensError("The device is out of memory: set train.micro_batch, or a smaller "
                             "train.batch_size or evaluate.batch_size.")  # fmt: skip
@@ -176,76 +180,105 @@ def _work(
     keep_large_blocks()
     if config.threads:
         torch.set_num_threads(config.threads)
-    config = settled(replace(config, threads=torch.get_num_threads()))
+    config = replace(config, threads=torch.get_num_threads())
     _write_config(config, folder)
     log.info("run %s", folder.name)
+    with open_session(config, stop, grid) as session:
+        _train(config, folder, device, stop, watch, began, session)
 
-    with opened_crowd(config, stop, grid) as (crowd, holding):
-        _learn(config, folder, device, stop, watch, began, crowd, holding)
 
-
-def _learn(
+def _train(
     config: Config,
     folder: RunFolder,
     device: torch.device,
     stop: StopRequest,
     watch: Watch | None,
     began: float,
-    crowd: Crowd | None,
-    holding: Holding | None,
+    session: ClientSession,
 ) -> None:
     opened = Choice(**folder.choice) if folder.choice and config.evaluate.test else None
-    parts = build(config, device, stop, opened=opened, holding=holding, crowd=crowd)
-    sign(config, folder, parts, device)
-    parts = masked(config, parts, folder, stop, crowd=crowd)
+    experiment = build(config, device, stop, session.data, opened=opened)
+    clients = session.clients(experiment)
+    experiment = prepare_head(
+        experiment, clients, settings.head(config, experiment.precision), stop
+    )
+    record_session(config, folder, experiment.input_hashes, device)
+    masks = settings.masks(config, experiment)
+    experiment = find_masks(experiment, clients, masks, folder, stop)
     checkpoints = Checkpoints(
         folder.checkpoints,
         keep_best=config.checkpoint.keep_best,
         keep_last=config.checkpoint.keep_last,
     )
-    model: Model = torch.compile(parts.model) if config.train.compile else parts.model
-    measure = Measure(model, parts, batch_size=config.evaluate.batch_size, stop=stop)
+    model: Model = torch.compile(experiment.model) if config.train.compile else experiment.model
+    evaluator = Evaluator(model, experiment, batch_size=config.evaluate.batch_size, stop=stop)
     with open_tracker(config.tracker.name, folder.path, project=config.tracker.project,
                       mode=config.tracker.mode, config=asdict(config)) as tracker:  # fmt: skip
-        ledger = Ledger(folder, checkpoints)
-        make_loop = partial(Loop, config, measure, ledger, tracker, began=began, watch=watch)
-        if parts.partition is None:
-            position = _train_centrally(config, parts, model, make_loop, stop)
+        journals = Journals(folder, checkpoints)
+        make_loop = partial(
+            Loop, settings.loop(config), evaluator, journals, tracker, began=began, watch=watch
+        )
+        if experiment.partition is None:
+            position = _train_centrally(config, experiment, model, make_loop, stop)
         else:
-            position = _train_federated(config, folder, parts, make_loop, stop, crowd)
-        result = conclude(config, folder, parts, measure, checkpoints, position)
-        folder.write("result", result)
-        if test := result.get("test"):
-            tracker.log(position.done, {"test/top1": test["top1"]})
-            log.info("test accuracy %.2f %%", 100 * test["top1"])
+            position = _train_federated(config, folder, experiment, make_loop, stop, clients)
+        choice = choose(
+            experiment,
+            folder,
+            checkpoints,
+            position,
+            select_best=config.evaluate.select == "best",
+            early_stopping=config.train.early_stopping is not None,
+        )
+        unit = settings.loop(config).unit
+        records = {record[unit]: record for record in folder.journal("metrics").read()}
+        test = config.evaluate.test
+        content = {
+            **setting(config),
+            **result(choice, experiment, evaluator, records, units=position.done, test=test),
+            **privacy.spent(config, records.values()),
+            "seconds": round(position.seconds, 1),
+            "finished": manifest.now(),
+        }
+        folder.write("result", content)
+        if test:
+            tracker.log(position.done, {"test/top1": content["test"]["top1"]})
+            log.info("test accuracy %.2f %%", 100 * content["test"]["top1"])
 
 
 def _train_centrally(
-    config: Config, parts: Parts, model: Model, make_loop: Callable[..., Loop], stop: StopRequest
+    config: Config,
+    experiment: Experiment,
+    model: Model,
+    make_loop: Callable[..., Loop],
+    stop: StopRequest,
 ) -> Position:
-    epochs = config.train.epochs if parts.trains else 0
-    return Central(config, parts, model, make_loop(total=epochs), stop).run()
+    epochs = config.train.epochs if experiment.trains else 0
+    central = settings.central(config, experiment.precision)
+    return CentralLoop(central, experiment, model, make_loop(total=epochs), stop).run()
 
 
 def _train_federated(
     config: Config,
     folder: RunFolder,
-    parts: Parts,
+    experiment: Experiment,
     make_loop: Callable[..., Loop],
     stop: StopRequest,
-    crowd: Crowd | None,
+    clients: Clients,
 ) -> Position:
-    assert parts.partition is not None
-    held = described(config.partition, parts.held_classes)
-    folder.write("partition", held, indent=None)  # thousands of numbers
+    record = partition_record(config, experiment.class_counts)
+    folder.write("partition", record, indent=None)  # thousands of numbers
     loop = make_loop(
-        total=rounds(config) if parts.trains else 0, remarks=partial(per_client, parts)
+        total=rounds(config) if experiment.trains else 0,
+        more_metrics=partial(per_client, experiment),
     )
     privacy.advise(config)
-    engine, chosen = choose_engine(config, parts, crowd)
+    engine = clients.engine("rounds")
     try:
-        _write_config(replace(config, engine=chosen), folder)
-        return Federation(config, parts, engine, loop, stop, folder).run()
+        chosen = getattr(engine, "settings", None)  # a resumed run keeps what `auto` chose
+        _write_config(replace(config, engine=chosen or config.engine), folder)
+        federated = settings.federated(config, experiment.precision)
+        return FederatedLoop(federated, experiment, clients, engine, loop, stop, folder).run()
     finally:
         engine.close()
 

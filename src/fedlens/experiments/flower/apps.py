@@ -1,6 +1,6 @@
-"""The two Flower apps: what a node does with a message, and the run a SuperLink starts.
+"""The two Flower apps: what a node does with a message, and the run that a SuperLink starts.
 
-A process keeps what it has loaded for the setups met last: those of the stages of one run.
+A process keeps the experiment it has built, however many setups of it arrive.
 """
 
 import logging
@@ -16,37 +16,42 @@ from fedlens.data import shards
 from fedlens.data.shards import NodeShard
 from fedlens.experiments import privacy
 from fedlens.experiments.flower.clients import identity
-from fedlens.experiments.flower.host import Desk, Node
+from fedlens.experiments.flower.host import FlowerHost, HostSession, read_config
 from fedlens.experiments.local_data import of_node, whole
 from fedlens.federated.flower.client_app import Protection, client_app
-from fedlens.federated.tasks import Setup
+from fedlens.federated.flower.setup import Setup
 from fedlens.runtime.logs import logging_to
 
-logging.getLogger("flwr").setLevel(logging.WARNING)  # it has a word for every message
+logging.getLogger("flwr").setLevel(logging.WARNING)  # it logs every message
 
 SHARD = "shard"  # in a node's config: the folder of its own data
-LOST = 120.0  # seconds after which a SuperLink that does not answer its run is given up
-STAGES = 3  # with setups of their own: statistics, calibration, rounds
+LOST_AFTER_S = 120.0  # a SuperLink that does not answer its run for so long is given up
+SETUPS = 3  # of one run: as it begins, with the head, with masks
 
 
-def host_of(context: Context) -> Node:
+def host_of(context: Context) -> FlowerHost:
     """A node with a shard of its own, or a virtual one that is one client of a simulation."""
-    told = context.node_config
-    if SHARD not in told:
-        return Node((int(told["partition-id"]),), None, _simulated)
-    folder = Path(str(told[SHARD]))
+    config = context.node_config
+    if SHARD not in config:
+        return FlowerHost((int(config["partition-id"]),), None, _simulated)
+    folder = Path(str(config[SHARD]))
     shard = _shard(folder)
-    return Node(shard.clients, identity(shard), partial(_deployed, folder))
+    return FlowerHost(shard.clients, identity(shard), partial(_deployed, folder))
 
 
-@lru_cache(maxsize=STAGES)
-def _simulated(setup: Setup) -> Desk:
-    return Desk(setup, whole)
+def _simulated(setup: Setup) -> HostSession:
+    return _session(setup.config, None)
 
 
-@lru_cache(maxsize=STAGES)
-def _deployed(folder: Path, setup: Setup) -> Desk:
-    return Desk(setup, lambda config: of_node(_shard(folder)))
+def _deployed(folder: Path, setup: Setup) -> HostSession:
+    return _session(setup.config, folder)
+
+
+@lru_cache(maxsize=1)
+def _session(config: str, folder: Path | None) -> HostSession:
+    """`folder` holds a node's own data; None: a simulation, where every process has all."""
+    read = read_config(Setup(config, {}))
+    return HostSession(read, whole if folder is None else lambda _: of_node(_shard(folder)))
 
 
 @lru_cache(maxsize=1)
@@ -54,10 +59,9 @@ def _shard(folder: Path) -> NodeShard:
     return shards.read_node(folder)
 
 
-@lru_cache(maxsize=STAGES)
+@lru_cache(maxsize=SETUPS)
 def protection_of(setup: Setup) -> Protection:
-    """What the config says of privacy; that a head be prepared is no part of it."""
-    config = compose.from_yaml(setup.config, "The setup the server sent")
+    config = read_config(setup)
     return privacy.settings(config), config.privacy.secure
 
 
@@ -67,12 +71,12 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """The experiment in the run's own settings, with the nodes of this grid as its clients."""
+    """The experiment of the submitted config, with the nodes of this grid as its clients."""
     from fedlens.experiments.run import start
 
-    config = compose.from_yaml(str(context.run_config["config"]), "What was submitted")
+    config = compose.from_yaml(str(context.run_config["config"]), "The submitted config")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))  # whoever follows adds the time
-    grid._retry_invoker.max_time = LOST  # type: ignore[attr-defined]  # Flower would never give up
+    grid._retry_invoker.max_time = LOST_AFTER_S  # type: ignore[attr-defined]  # Flower never stops
     with logging_to(handler):
         start(config, grid=grid)

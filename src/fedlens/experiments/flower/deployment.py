@@ -1,6 +1,6 @@
 """A federation by Flower's deployment engine: its SuperLink, its nodes, and runs submitted to it.
 
-All lies in one folder (see docs/how-to/flower.md); a node elsewhere needs its own part of it.
+All files are in one folder (see docs/how-to/flower.md); a node on another host needs its own part.
 """
 
 import logging
@@ -18,23 +18,28 @@ from fedlens.config.schema import Config
 from fedlens.data import shards
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower.clients import SERVER_SHARD
-from fedlens.federated.flower.deployment.child_process import COLOURS, Child
+from fedlens.federated.flower.deployment.child_process import ANSI_COLOURS, ChildProcess
 from fedlens.federated.flower.deployment.credentials import (
     Certificates,
     make_certificates,
     make_node_key,
 )
-from fedlens.federated.flower.deployment.processes import NOT_TAKEN, SuperLink, SuperNode, register
+from fedlens.federated.flower.deployment.processes import (
+    NODE_REFUSED,
+    SuperLink,
+    SuperNode,
+    register,
+)
 from fedlens.federated.flower.deployment.submission import Connection, follow, submit
 from fedlens.runtime.stop import StopRequest
 from fedlens.runtime.threads import available
 
-CONNECTED = "is connected to"  # what a node says once it is
-AFTERLIFE = 90.0  # seconds for which a node that was killed may count as online
-RETRY = 5.0
-PATIENCE = 120.0  # seconds that a process has to come up
-LOST = 60.0  # seconds after which a SuperLink that does not answer is given up
-LOOK = 0.3  # seconds between two looks at logs and processes
+CONNECTED = "is connected to"  # what a node logs once it is
+OFFLINE_GRACE_S = 90.0  # a node that was killed may count as online for so long
+RETRY_S = 5.0
+START_TIMEOUT_S = 120.0  # for a process to come up
+LOST_AFTER_S = 60.0  # a SuperLink that does not answer for so long is given up
+POLL_S = 0.3  # between two looks at logs and processes
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +55,15 @@ def credentials(
 
 @contextmanager
 def superlink(folder: Path, *, address: str, insecure: bool) -> Iterator[SuperLink]:
-    """A SuperLink that evaluates on the server's data and knows the nodes whose keys lie here."""
+    """A SuperLink that evaluates on the server's data and accepts the nodes whose keys are here."""
     server = folder / "server"
     if not server.is_dir():
         raise FedlensError(
-            f"{folder} has no data for a server: `fedlens flower partition` deals them."
+            f"{folder} has no data for a server: write them with `fedlens flower partition`."
         )
     environment = {SERVER_SHARD: str(server.absolute())}
     with SuperLink(folder, address=address, insecure=insecure, environment=environment) as link:
-        link.wait_until_ready(patience=PATIENCE)
+        link.wait_until_ready(timeout=START_TIMEOUT_S)
         for key in [] if insecure else sorted((folder / "keys").glob("*.pub")):
             register(link.connection, key)
         yield link
@@ -71,19 +76,21 @@ def connection_of(
     root_certificates: Path | None = None,
     insecure: bool = False,
 ) -> Connection:
-    """How a node reaches its SuperLink: as the folder says, but for what is told."""
+    """How a node reaches its SuperLink: as the folder says, unless an argument says otherwise."""
     if insecure and root_certificates:
-        raise FedlensError("Without TLS nothing is trusted: leave --root-certificates out.")
+        raise FedlensError("--insecure uses no TLS: leave --root-certificates out.")
     if address is None:
-        found = Connection.read(folder)
+        connection = Connection.read(folder)
     else:
-        found = Connection(address, Certificates(folder / "certificates").authority)
+        connection = Connection(address, Certificates(folder / "certificates").authority)
     if root_certificates:
-        return replace(found, root_certificates=root_certificates, insecure=False)
-    return replace(found, root_certificates=None, insecure=True) if insecure else found
+        return replace(connection, root_certificates=root_certificates, insecure=False)
+    if insecure:
+        return replace(connection, root_certificates=None, insecure=True)
+    return connection
 
 
-def serve_node(
+def run_node(
     folder: Path,
     name: str,
     connection: Connection,
@@ -96,16 +103,16 @@ def serve_node(
     from fedlens.experiments.flower.apps import client
     from fedlens.federated.flower.deployment.app_worker import serve
 
-    shards.read_node(shard)  # a node without its data would be of no use to anybody
+    shards.read_node(shard)  # refuses to start a node without its data
     start = partial(
         SuperNode, folder, name, connection=connection, shard=shard, reconnect=reconnect
     )
-    log.info("%s looks for the SuperLink at %s", name, connection.address)
-    with _accepted(start, stop, max(PATIENCE, reconnect)) as supernode:
+    log.info("%s connects to the SuperLink at %s", name, connection.address)
+    with _accepted(start, stop, max(START_TIMEOUT_S, reconnect)) as supernode:
         log.info("%s %s %s", name, CONNECTED, connection.address)
 
-        def over() -> bool:
-            if supernode.ended() is not None and stop.name is None:
+        def stopped() -> bool:
+            if supernode.exit_code() is not None and stop.name is None:
                 raise FedlensError(f"{name} lost its SuperNode: see {supernode.log}.")
             return stop.name is not None
 
@@ -113,26 +120,26 @@ def serve_node(
             client,
             runtime_api_address=supernode.runtime,
             secret_file=supernode.secret,
-            stop=over,
+            stop=stopped,
         )
 
 
 def _accepted(start: Callable[[], SuperNode], stop: StopRequest, patience: float) -> SuperNode:
-    """A SuperNode that the SuperLink has taken; after a kill its old self counts for a minute."""
-    until = time.monotonic() + AFTERLIFE
+    """A SuperNode that the SuperLink has accepted; after a kill the old one counts for a minute."""
+    until = time.monotonic() + OFFLINE_GRACE_S
     while True:
         supernode = start()
         try:
-            supernode.wait_until_ready(patience=patience, check=stop.check)
+            supernode.wait_until_ready(timeout=patience, check=stop.check)
             return supernode
         except FedlensError:
-            refused = NOT_TAKEN in supernode.said()
+            refused = NODE_REFUSED in supernode.output()
             supernode.close()
             stop.check()
             if not refused or time.monotonic() > until:
                 raise
-            log.info("the SuperLink does not take this node yet: trying again")
-            time.sleep(RETRY)
+            log.info("the SuperLink does not accept this node yet: trying again")
+            time.sleep(RETRY_S)
         except BaseException:
             supernode.close()
             raise
@@ -145,72 +152,74 @@ def local_federation(
     *,
     address: str,
     insecure: bool,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     through: Callable[[str], str] = lambda address: address,
-) -> Iterator[dict[str, Child]]:
+) -> Iterator[dict[str, ChildProcess]]:
     """SuperLink and nodes as children of this process; all of them are gone afterwards.
 
-    Nodes meet the SuperLink where `through` says, given its address, and share the cores among
-    them unless OMP_NUM_THREADS is set.
+    Nodes connect to the address that `through` makes of the SuperLink's, and share the cores
+    unless OMP_NUM_THREADS is set.
     """
     if not insecure:
         credentials(folder, nodes)
     with ExitStack() as stack:
-        say("starting the SuperLink …")
+        print_line("starting the SuperLink …")
         link = stack.enter_context(superlink(folder, address=address, insecure=insecure))
-        children: dict[str, Child] = {"superlink": link, "serverapp": link.executor}
+        children: dict[str, ChildProcess] = {"superlink": link, "serverapp": link.executor}
         command = [str(Path(sys.executable).with_name("fedlens")), "flower", "node"]
-        where = ["--federation", str(folder), "--superlink", through(link.connection.address)]
-        where += ["--insecure"] if insecure else []
+        options = ["--federation", str(folder), "--superlink", through(link.connection.address)]
+        options += ["--insecure"] if insecure else []
         threads = {"OMP_NUM_THREADS": str(max(1, available() // nodes))}
         names = [shards.node_name(number) for number in range(nodes)]
         for name in names:
-            child = Child(
+            child = ChildProcess(
                 f"The node {name}",
-                [*command, name, *where],
+                [*command, name, *options],
                 log=folder / "logs" / f"{name}-work.log",
                 environment={**threads, **os.environ},
             )
             children[name] = stack.enter_context(child)
         for name in names:
-            say(f"starting {name} …")
-            children[name].wait(partial(_connected, children[name]), patience=PATIENCE)
+            print_line(f"starting {name} …")
+            children[name].wait_until(partial(_connected, children[name]), timeout=START_TIMEOUT_S)
         yield children
 
 
-def _connected(child: Child) -> bool:
-    return CONNECTED in child.said()
+def _connected(child: ChildProcess) -> bool:
+    return CONNECTED in child.output()
 
 
-def watch(children: dict[str, Child], stop: StopRequest, say: Callable[[str], None]) -> None:
-    """Says what they log, and who ended, until `stop`; the SuperLink's end is everybody's."""
+def watch(
+    children: dict[str, ChildProcess], stop: StopRequest, print_line: Callable[[str], None]
+) -> None:
+    """Prints what they log and which ended, until `stop`; it ends with the SuperLink."""
     read = dict.fromkeys(children, 0)
     gone: set[str] = set()
     while True:
         for name, child in children.items():
-            lines = child.said().splitlines()
+            lines = child.output().splitlines()
             for line in lines[read[name] :]:
-                say(f"[{name}] {line}")
+                print_line(f"[{name}] {line}")
             read[name] = len(lines)
-            if name not in gone and (code := child.ended()) is not None:
+            if name not in gone and (code := child.exit_code()) is not None:
                 gone.add(name)
                 if name in ("superlink", "serverapp"):  # without either there are no runs
                     raise FedlensError(f"{child.name} ended (exit code {code}): see {child.log}.")
-                say(f"[{name}] ended (exit code {code})")
+                print_line(f"[{name}] ended (exit code {code})")
         stop.check()
-        time.sleep(LOOK)
+        time.sleep(POLL_S)
 
 
-def run_by_superlink(config: Config, stop: StopRequest, say: Callable[[str], None]) -> None:
-    """Hands the run to the federation's SuperLink and follows it to its end."""
+def submit_run(config: Config, stop: StopRequest, print_line: Callable[[str], None]) -> None:
+    """Submits the run to the federation's SuperLink and follows it to its end."""
     submitted = submit(
         Connection.read(Path(config.engine.federation)),
         settings={"config": compose.to_yaml(config)},
         client_ref="fedlens.experiments.flower.apps:client",
         server_ref="fedlens.experiments.flower.apps:server",
     )
-    plain = lambda line: say(COLOURS.sub("", line))  # noqa: E731
-    ended = follow(submitted, say=plain, check=stop.check, patience=LOST)
+    plain = lambda line: print_line(ANSI_COLOURS.sub("", line))  # noqa: E731
+    ended = follow(submitted, print_line=plain, check=stop.check, timeout=LOST_AFTER_S)
     if ended.status != "completed":
         why = ended.detail.removeprefix("ServerApp failed with exception: ")
         raise FedlensError(why or f"Flower's run was {ended.status}.")

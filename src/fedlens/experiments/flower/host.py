@@ -1,109 +1,91 @@
-"""A host of clients: it builds the experiment on its own data, and answers for its clients.
+"""A Flower node's clients: their experiment is built once, on the node's own data.
 
-Whatever it answers with is what the server itself would call, had it the data.
+Answers come from the functions the server itself would call, had it the data.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
 
-from fedlens import params
 from fedlens.config import compose
-from fedlens.config.schema import AugmentConfig, Config, SparseConfig
-from fedlens.data.examples import FeatureExamples
+from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import build
-from fedlens.experiments.calibration import Sources
-from fedlens.experiments.engine import choose_engine
-from fedlens.experiments.flower.setup import told_head, told_masks
-from fedlens.experiments.head import client_statistics
-from fedlens.experiments.local_data import Holding
-from fedlens.experiments.masks import maskable_of, under
-from fedlens.experiments.trained_head import head_rules, head_seed
-from fedlens.federated.client import Task, Update, trained
-from fedlens.federated.engines.serial import Engine
-from fedlens.federated.engines.vectorised import NAMES, Vectorised
-from fedlens.federated.tasks import Setup, Work
+from fedlens.experiments.clients import experiment_host, shards
+from fedlens.experiments.flower.setup import decode_head, decode_masks
+from fedlens.experiments.head import BIAS, WEIGHT
+from fedlens.experiments.local_data import LocalData
+from fedlens.federated.client import trainable_parameters
+from fedlens.federated.flower.setup import Setup
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.stop import StopRequest
 from fedlens.sparse.fisher import Sensitivity
-from fedlens.sparse.masks import Preference
+from fedlens.sparse.masks import Masks, Ranking
 from fedlens.sparse.packing import Packing
 
 
-class Desk:
-    """An experiment as its host sees it, under one setup; loaded once, however many questions."""
+class HostSession:
+    """One experiment on this node: the model is built once, heads and masks are loaded into it."""
 
-    def __init__(self, setup: Setup, holding: Callable[[Config], Holding]) -> None:
-        config = compose.from_yaml(setup.config, "The setup the server sent")
-        head = told_head(setup)
-        if head is None:  # not prepared yet, or trained with the rest
-            config = replace(config, head=replace(config.head, name="linear"))
+    def __init__(self, config: Config, local_data: Callable[[Config], LocalData]) -> None:
         self.config = config
         keep_large_blocks()
         self.threads = config.engine.threads_per_client or _own_threads()
-        self.at_work()
-        self.device = choose_device(config.device)
-        self.stop = StopRequest()
-        self.holding = holding(config)
-        parts = build(config, self.device, self.stop, holding=self.holding, head=head)
-        masks = told_masks(setup, dict(parts.model.named_parameters()))
-        self.parts = under(masks, parts) if masks else parts
-        self.engine = cache(self._engine)
-        self.layout = cache(self._layout)
-
-    def at_work(self) -> "Desk":
-        """With its number of threads, which decides the last bits: a host may have many desks."""
         torch.set_num_threads(self.threads)
+        self.device = choose_device(config.device)
+        stop = StopRequest()
+        self.experiment = build(config, self.device, stop, local_data(config))
+        self.partition = shards(self.experiment)
+        self.initial = {
+            name: (value.detach().clone(), value.requires_grad)
+            for name, value in self.experiment.model.named_parameters()
+        }
+        self.head = self.experiment.model.head
+        self.masks: Masks = {}
+        self.setup: str | None = None  # the digest of the one that is loaded
+        self.host = experiment_host(config, self.experiment, stop, None)
+
+    def load(self, setup: Setup) -> "HostSession":
+        """Puts the model into the state a setup describes: as built, with its head and masks."""
+        torch.set_num_threads(self.threads)  # it decides the last bits, and sessions may differ
+        if setup.digest == self.setup:
+            return self
+        experiment = self.experiment
+        experiment.model.head = self.head
+        with torch.no_grad():
+            for name, value in experiment.model.named_parameters():
+                before, trained = self.initial[name]
+                value.copy_(before)
+                value.requires_grad_(trained)
+        if (head := decode_head(setup)) is not None:
+            experiment.with_head(head, {})
+        self.masks = decode_masks(setup, dict(experiment.model.named_parameters()))
+        if self.masks:
+            experiment.with_masks(self.masks, {})
+        self.host = experiment_host(self.config, experiment, StopRequest(), None)
+        self.host.share(self.masks)
+        self.setup = setup.digest
         return self
 
-    def shard(self, client: int) -> torch.Tensor:
-        partition = self.parts.partition
-        if partition is None or client >= len(partition) or not len(partition.shard(client)):
+    def check_client(self, client: int) -> None:
+        if not 0 <= client < len(self.partition) or not len(self.partition.shard(client)):
             raise FedlensError(f"Client {client} does not live on this node.")
-        return partition.shard(client)
 
-    @cached_property
-    def features(self) -> FeatureExamples:
-        """Of the training images as they are, whatever is trained on them."""
-        if isinstance(self.parts.train, FeatureExamples):
-            return self.parts.train
-        frozen = replace(
-            self.config,
-            head=replace(self.config.head, name="linear", freeze=False),
-            train=replace(self.config.train, what="head"),
-            augment=AugmentConfig(),
-            sparse=SparseConfig(),
-        )
-        known = build(frozen, self.device, self.stop, holding=self.holding).train
-        assert isinstance(known, FeatureExamples)
-        return known
-
-    @cached_property
-    def sources(self) -> Sources:
-        return Sources(self.config, self.parts, maskable_of(self.config, self.parts), self.stop)
-
-    def _engine(self, stage: str) -> Engine:
+    def layout(self, stage: str) -> Params:
+        model = self.experiment.model
         if stage == "head":
-            rules = head_rules(self.config, self.parts.precision)
-            seed = head_seed(self.config)
-            return Vectorised(self.features, rules, seed, torch.get_num_threads())
-        serial = replace(self.config, engine=replace(self.config.engine, name="serial"))
-        return choose_engine(serial, self.parts)[0]
-
-    def _layout(self, stage: str) -> Params:
-        model = self.parts.model
-        if stage == "head":
-            return dict(zip(NAMES, (model.head.weight, model.head.bias), strict=True))
+            return {WEIGHT: model.head.weight, BIAS: model.head.bias}
         if stage == "calibration":
-            return self.sources.candidates
-        return Packing(trained(model), self.parts.masks).layout
+            return self.host.calibrator.candidates
+        kept = {name: mask for name, mask in self.masks.items() if mask.any()}
+        return Packing(trainable_parameters(model), kept).layout
 
 
 @cache
@@ -112,57 +94,50 @@ def _own_threads() -> int:
     return torch.get_num_threads()
 
 
-class Node:
-    """`crowd.Host` for some clients; `desk` gives the same desk to the same setup."""
+class FlowerHost:
+    """The clients that live on this node; `session` gives the one of a setup's config."""
 
     def __init__(
-        self, clients: tuple[int, ...], identity: Any, desk: Callable[[Setup], Desk]
+        self, clients: tuple[int, ...], identity: Any, session: Callable[[Setup], HostSession]
     ) -> None:
         self.clients = clients
         self.identity = identity
-        self.desk = desk
+        self.session = session
 
     def introduction(self) -> dict[str, Any]:
         return {"clients": list(self.clients), "identity": self.identity}
 
     def layout(self, setup: Setup, stage: str) -> Params:
-        return self._at(setup).layout(stage)
+        return self.session(setup).load(setup).layout(stage)
 
     def train(
-        self, setup: Setup, work: Work, parameters: Params, correction: Params | None
-    ) -> Update:
-        desk = self._at(setup)
-        shard = desk.shard(work.client)
-        terms = _on(desk.device, correction) if correction else None
-        task = Task(work.round, work.client, shard, work.steps, work.lr, terms)
-        return next(iter(desk.engine(work.stage).updates(_on(desk.device, parameters), [task])))
+        self, setup: Setup, stage: Stage, task: ClientTask, parameters: Params
+    ) -> ClientUpdate:
+        session = self._of(setup, task.client)
+        correction = _on(session.device, task.correction) if task.correction else None
+        examples = len(session.partition.shard(task.client))
+        task = replace(task, examples=examples, correction=correction)
+        return session.host.train(task, _on(session.device, parameters), stage)
 
     def statistics(self, setup: Setup, client: int) -> Statistics:
-        desk = self._at(setup)
-        desk.shard(client)
-        assert desk.parts.partition is not None
-        return client_statistics(desk.features, desk.parts.partition, desk.parts.classes, client)
+        return self._of(setup, client).host.statistics(client)
 
     def sensitivity(
-        self, setup: Setup, client: int, number: int, parameters: Params
+        self, setup: Setup, client: int, round_: int, parameters: Params
     ) -> Sensitivity:
-        desk = self._at(setup)
-        desk.shard(client)
-        sources = desk.sources
-        before = params.copy(sources.candidates)
-        params.assign(sources.candidates, parameters)
-        try:
-            return sources.client(client, number)
-        finally:
-            params.assign(sources.candidates, before)
+        return self._of(setup, client).host.sensitivity(client, round_, parameters)
 
-    def ballot(self, setup: Setup, client: int) -> Preference:
-        desk = self._at(setup)
-        desk.shard(client)
-        return desk.sources.ballot(client)
+    def ranking(self, setup: Setup, client: int) -> Ranking:
+        return self._of(setup, client).host.ranking(client)
 
-    def _at(self, setup: Setup) -> Desk:
-        return self.desk(setup).at_work()
+    def _of(self, setup: Setup, client: int) -> HostSession:
+        session = self.session(setup).load(setup)
+        session.check_client(client)
+        return session
+
+
+def read_config(setup: Setup) -> Config:
+    return compose.from_yaml(setup.config, "The setup the server sent")
 
 
 def _on(device: torch.device, tensors: Params) -> Params:

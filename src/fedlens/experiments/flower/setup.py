@@ -1,4 +1,4 @@
-"""What clients elsewhere are told before they work: the config, a prepared head, masks."""
+"""What remote clients are sent before they work: the config, a fitted head, masks."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from fedlens.config.compose import to_yaml
 from fedlens.config.schema import CheckpointConfig, Config, RunConfig, TrackerConfig
-from fedlens.federated.tasks import Setup
+from fedlens.federated.flower.setup import Setup
 from fedlens.params import Params
 from fedlens.sparse import mask_files
 from fedlens.sparse.masks import Masks
@@ -14,7 +14,7 @@ from fedlens.sparse.masks import Masks
 HEAD, MASK = "head/", "mask/"
 
 
-def setup(
+def encode_setup(
     config: Config,
     weights: str | None,
     *,
@@ -23,13 +23,12 @@ def setup(
 ) -> Setup:
     """`weights` is the hash of the file the backbone starts from: everybody's must be the same.
 
-    Where things lie, and what a run is called, is nobody else's business; on which device clients
-    train is for their own host to say.
+    Paths and run names stay here; on which device clients train is for their own host to decide.
     """
-    told = replace(
+    sent = replace(
         config,
         device=config.device if config.engine.name == "flower_simulation" else "auto",
-        data=replace(config.data, root=None),
+        data=config.data.but(root=None),
         backbone=replace(config.backbone, weights=None, sha256=weights),
         checkpoint=CheckpointConfig(),
         tracker=TrackerConfig(),
@@ -37,22 +36,24 @@ def setup(
     )
     tensors = {HEAD + name: value for name, value in (head.state_dict() if head else {}).items()}
     tensors |= {MASK + name: mask_files.packed(mask) for name, mask in (masks or {}).items()}
-    return Setup(to_yaml(told), tensors)
+    return Setup(to_yaml(sent), tensors)
 
 
-def told_head(given: Setup) -> nn.Linear | None:
-    found = _below(HEAD, given.tensors)
-    if not found:
+def decode_head(setup: Setup) -> nn.Linear | None:
+    tensors = _below(HEAD, setup.tensors)
+    if not tensors:
         return None
-    classes, width = found["weight"].shape
+    classes, width = tensors["weight"].shape
     head = nn.Linear(width, classes)
-    head.load_state_dict(found)
+    head.load_state_dict(tensors)
     return head
 
 
-def told_masks(given: Setup, parameters: Params) -> Masks:
-    found = _below(MASK, given.tensors)
-    return {name: mask_files.unpacked(bits, parameters[name].shape) for name, bits in found.items()}
+def decode_masks(setup: Setup, parameters: Params) -> Masks:
+    packed = _below(MASK, setup.tensors)
+    return {
+        name: mask_files.unpacked(bits, parameters[name].shape) for name, bits in packed.items()
+    }
 
 
 def _below(prefix: str, tensors: Params) -> Params:

@@ -1,0 +1,84 @@
+"""Where a run's numbers come from, for its records: its setting, its sessions, its inputs."""
+
+import logging
+from typing import Any
+
+import torch
+
+from fedlens import params
+from fedlens.config import compose
+from fedlens.config.compose import row_of
+from fedlens.config.labels import labels
+from fedlens.config.schema import Config, unit
+from fedlens.errors import FedlensError
+from fedlens.sparse.masks import Masks
+from fedlens.store import manifest
+from fedlens.store.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+def setting(config: Config) -> dict[str, Any]:
+    """What every record names, so that no number is taken for one of another setting."""
+    shown = labels(config)
+    return {
+        "experiment": config.experiment,
+        "labels": shown,
+        "data": config.data.name,
+        "backbone": config.backbone.name,
+        "resolution": config.backbone.resolution,
+        "pretrained": config.backbone.pretrained,
+        "seed": config.seed,
+        "unit": unit(config),
+        **(_sparse(config) if config.sparse.density is not None else {}),
+        **(_federated(config, shown["algorithm"]) if config.federated.clients else {}),
+    }
+
+
+def _sparse(config: Config) -> dict[str, Any]:
+    return {"density": config.sparse.density, "mask_rule": config.sparse.rule.name}
+
+
+def _federated(config: Config, algorithm: str) -> dict[str, Any]:
+    return {
+        "clients": config.federated.clients,
+        "partition": dict(config.partition),
+        "algorithm": algorithm,
+        "local_steps": config.federated.local_steps,
+    }
+
+
+def record_session(
+    config: Config, folder: RunFolder, input_hashes: dict[str, Any], device: torch.device
+) -> None:
+    """Adds this session to the manifest; refuses to continue with other data or weights."""
+    row = row_of(config, "engine")
+    session = manifest.session(
+        device,
+        # A SuperLink started this process: its own command says nothing to a reader.
+        command=[*compose.command(config), "engine=flower"] if row.name == "flower" else None,
+        packages=row.traits.get("packages", ()),
+    )
+    record = folder.manifest or {
+        "name": folder.name,
+        **setting(config),
+        "inputs": input_hashes,
+        "sessions": [],
+    }
+    manifest.check_inputs(record, input_hashes)
+    sessions = record["sessions"]
+    if sessions and (changed := manifest.differences(sessions[0], session)):
+        log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))
+    folder.write("manifest", {**record, "sessions": [*sessions, session]})
+
+
+def record_mask_digest(folder: RunFolder, masks: Masks) -> None:
+    """Notes the masks in the manifest; refuses others than the run began with."""
+    record, digest = folder.manifest or {}, params.digest(masks)
+    if "masks" not in record:
+        folder.write("manifest", {**record, "masks": digest})
+    elif record["masks"] != digest:
+        raise FedlensError(
+            f"{folder.masks} holds other masks than {folder.name} began with: restore the file, or "
+            "start another run under another run.name."
+        )

@@ -1,0 +1,199 @@
+"""From a config to the plain settings that clients, server and training loops take.
+
+Nothing below this module reads a config.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedlens import rng
+from fedlens.config.compose import row_of
+from fedlens.config.schema import Config, cohort_size, unit
+from fedlens.experiments import privacy
+from fedlens.experiments.build import Experiment
+from fedlens.experiments.central_loop import CentralSettings
+from fedlens.experiments.federated_loop import FederatedSettings
+from fedlens.experiments.head import HeadSettings, HeadTraining
+from fedlens.experiments.loop import LoopSettings
+from fedlens.experiments.masks import MaskSettings
+from fedlens.federated.algorithms.choice import make_aggregator
+from fedlens.federated.client import LocalTraining, Trainer
+from fedlens.federated.engines import rows
+from fedlens.federated.host import CalibrationSettings
+from fedlens.federated.sampling import draw_cohort
+from fedlens.federated.tasks import Engine
+from fedlens.registry import Row, diagnostic
+from fedlens.training.optimizers import ClientOptimizer
+from fedlens.training.precision import Precision
+from fedlens.training.step import StepSettings
+
+
+def step(config: Config, precision: Precision) -> StepSettings:
+    return StepSettings(
+        precision=precision,
+        label_smoothing=config.train.label_smoothing,
+        dropout=config.head.dropout,
+        clip_norm=config.train.clip_norm,
+        micro_batch=config.train.micro_batch,
+    )
+
+
+def optimizer(config: Config) -> ClientOptimizer:
+    row, chosen = row_of(config, "train.optimizer"), config.train.optimizer
+    made: ClientOptimizer = row.make(**chosen.parameters)
+    return made
+
+
+def local_training(config: Config, precision: Precision) -> LocalTraining:
+    return LocalTraining(
+        step=step(config, precision.for_clients()),
+        batch_size=config.train.batch_size,
+        optimizer=optimizer(config),
+        proximal=config.algorithm.proximal,
+    )
+
+
+def central(config: Config, precision: Precision) -> CentralSettings:
+    return CentralSettings(
+        lr=config.train.lr,
+        schedule=config.train.schedule,
+        batch_size=config.train.batch_size,
+        steps_per_epoch=config.train.steps_per_epoch,
+        step=step(config, precision),
+        optimizer=optimizer(config),
+        seed=config.seed,
+    )
+
+
+def loop(config: Config) -> LoopSettings:
+    return LoopSettings(
+        unit=unit(config),
+        evaluate_every=config.evaluate.every,
+        checkpoint_every=config.checkpoint.every,
+        checkpoint_minutes=config.checkpoint.minutes,
+        early_stopping=config.train.early_stopping,
+        test_curve=config.evaluate.test_curve,
+    )
+
+
+def head(config: Config, precision: Precision) -> HeadSettings:
+    row = row_of(config, "head")
+    if row.traits.get("by") == "training":
+        return HeadSettings(row, training=head_training(config, precision))
+    common = {"freeze", "dropout"}
+    parameters = {k: v for k, v in config.head.parameters.items() if k not in common}
+    return HeadSettings(row, parameters)
+
+
+def head_training(config: Config, precision: Precision) -> HeadTraining:
+    federated = config.federated.clients is not None
+    return HeadTraining(
+        local=LocalTraining(
+            step=StepSettings(
+                precision.for_clients(),
+                label_smoothing=config.train.label_smoothing,
+                dropout=config.head.dropout,
+                clip_norm=config.train.clip_norm,
+            ),
+            batch_size=config.train.batch_size,
+            optimizer=optimizer(config),
+        ),
+        lr=config.head.lr,
+        steps=config.head.steps,
+        local_steps=config.federated.local_steps if federated else None,
+        cohort_size=cohort_size(config.federated) if federated else 1,
+        seed=rng.address(config.seed, "trained head"),  # draws of its own
+    )
+
+
+def masks(config: Config, experiment: Experiment) -> MaskSettings | None:
+    """None where every weight is trained."""
+    sparse, rule = config.sparse, config.sparse.rule
+    if sparse.density is None:
+        return None
+    by_clients = sparse.source == "clients"
+    return MaskSettings(
+        calibration=CalibrationSettings(
+            rule=rule.name,
+            density=sparse.density,
+            rule_parameters=rule.parameters,
+            scope=sparse.scope,
+            method=sparse.method,
+            rounds=sparse.rounds,
+            shrink_factor=sparse.shrink_factor,
+            labels=sparse.labels,
+            target=sparse.target,
+            examples=sparse.examples,
+            passes=sparse.passes,
+            micro_batch=sparse.micro_batch,
+        ),
+        seed=config.seed,
+        biases=sparse.biases,
+        norms=sparse.norms,
+        embeddings=sparse.embeddings,
+        by_clients=by_clients and experiment.partition is not None,
+        voting=sparse.voting,
+        client_count=sparse.clients,
+        depends_on={
+            "data_config": {k: v for k, v in config.data.items() if k != "root"},
+            "backbone": config.backbone.name,
+            "resolution": config.backbone.resolution,
+            "partition": dict(config.partition) if by_clients else None,
+            "of_clients": config.federated.clients if by_clients else None,
+            "threads": _threads_of_scores(config, by_clients=by_clients),
+        },
+    )
+
+
+def _threads_of_scores(config: Config, *, by_clients: bool) -> Any:
+    """Another number of threads gives other last bits: here, or on the clients' hosts."""
+    if by_clients and row_of(config, "engine").traits.get("remote"):
+        return f"{config.engine.threads_per_client} of each host"
+    return torch.get_num_threads()
+
+
+def federated(config: Config, precision: Precision) -> FederatedSettings:
+    federated, algorithm = config.federated, config.algorithm
+    aggregator, server = row_of(config, "algorithm.aggregator"), row_of(config, "algorithm.server")
+    sampling = row_of(config, "algorithm.sampling")
+    server_parameters = {k: v for k, v in algorithm.server.parameters.items() if k != "lr"}
+    return FederatedSettings(
+        lr=config.train.lr,
+        schedule=config.train.schedule,
+        local=local_training(config, precision),
+        draw_cohort=partial(
+            draw_cohort,
+            config.seed,
+            size=cohort_size(federated),
+            local_steps=federated.local_steps,
+            min_local_steps=federated.min_local_steps,
+            dropout=federated.dropout,
+            sample=partial(sampling.make, **algorithm.sampling.parameters),
+        ),
+        aggregator=make_aggregator(aggregator, algorithm.aggregator.parameters),
+        server=server.make(**server_parameters),
+        server_lr=algorithm.server.lr,
+        scaffold=algorithm.scaffold,
+        seed=config.seed,
+        diagnostics={name: diagnostic[name].make for name in federated.diagnostics},
+        weighting="uniform" if config.privacy.name == "central" else "examples",
+        release=privacy.release(config),
+        bad_update="raise" if federated.fail_on_bad_update else "skip",
+        keep_updates=federated.keep_updates,
+    )
+
+
+def make_engine(config: Config, row: Row | None, trainer: Trainer, clients: int) -> Engine:
+    """The engine of a local row; without one, clients one after another."""
+    if row is None:
+        chosen = config.engine
+        return rows.serial(
+            trainer,
+            clients,
+            threads_per_client=chosen.threads_per_client,
+            vectorise=chosen.vectorise,
+        )
+    engine: Engine = row.make(trainer, clients, **config.engine.parameters)
+    return engine
