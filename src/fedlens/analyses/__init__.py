@@ -1,1 +1,1 @@
-"""What is asked of a finished run: scaling, merging, client algebra, interference."""
+"""Analyses of finished runs: the scale α, merging, client algebra, interference."""

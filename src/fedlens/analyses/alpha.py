@@ -1,87 +1,89 @@
-"""θ_base + α·τ over a grid of α, chosen on validation: τ of one run, or composed of several."""
+"""θ_base + α·τ over a grid of α, chosen on validation; τ of one run, or a sum over several.
+
+Task arithmetic: Ilharco et al., 2023, https://arxiv.org/abs/2212.04089.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fedlens import params
-from fedlens.analyses.analysis import Analysis, Candidate, carry_out, most_accurate
-from fedlens.analyses.loaded_run import OpenedRun
+from fedlens.analyses.analysis import Analysis, Candidate, choose_and_test, most_accurate
 from fedlens.arithmetic.interference import barrier
 from fedlens.arithmetic.task_vectors import applied, composed, lerp, norm, task_vector
 from fedlens.errors import FedlensError
+from fedlens.experiments.loaded_run import LoadedRun
 from fedlens.params import Params
-from fedlens.store.analysis_records import Record, result_of
+from fedlens.store.analysis_records import Record, require_result
 
 log = logging.getLogger(__name__)
 
 
-def scale(
-    opened: OpenedRun,
+def sweep_alpha(
+    run: LoadedRun,
     base: Params,
-    named: str,
-    analysis: str,
+    base_name: str,
+    name: str,
     alphas: Sequence[float],
-    **remarks: object,
+    **more: object,
 ) -> Record:
-    """W_base + α(W_fed − W_base), and how far the loss rises on the way; `named` is the base."""
-    candidates = [Candidate({"alpha": a}, partial(lerp, base, opened.tuned, a)) for a in alphas]
-    asked = Analysis(
-        analysis,
-        {"kind": "alpha", "base": named, "norm": norm(task_vector(base, opened.tuned)), **remarks},
+    """W_base + α(W_run − W_base), and the loss barrier between both; `more` enters the record."""
+    candidates = [Candidate({"alpha": a}, partial(lerp, base, run.tuned, a)) for a in alphas]
+    length = norm(task_vector(base, run.tuned))
+    analysis = Analysis(
+        name,
+        {"kind": "alpha", "base": base_name, "norm": length, **more},
         most_accurate,
-        _unit(opened),
+        _chosen_unit(run),
         summary=_connectivity,
     )
-    return carry_out(opened, asked, candidates)
+    return choose_and_test(run, analysis, candidates)
 
 
 def compose(
-    opened: OpenedRun,
-    others: Mapping[str, OpenedRun],
+    run: LoadedRun,
+    others: Mapping[str, LoadedRun],
     coefficients: Mapping[str, float],
-    analysis: str,
+    name: str,
     alphas: Sequence[float],
 ) -> Record:
-    """θ + α Σ c_r τ_r, with τ_r what run r learned and θ what the first of them began from."""
-    remarks = [comparable(opened, other) for other in others.values()]
+    """θ + α Σ c_r τ_r: τ_r is the task vector of run r, θ the start of the first run."""
+    differences = [check_comparable(run, other) for other in others.values()]
     vector = composed(
-        (coefficient, task_vector(others[name].start, others[name].tuned))
-        for name, coefficient in coefficients.items()
+        (coefficient, task_vector(others[other].start, others[other].tuned))
+        for other, coefficient in coefficients.items()
     )
-    candidates = [
-        Candidate({"alpha": a}, partial(applied, opened.start, vector, a)) for a in alphas
-    ]
-    about = {"kind": "compose", "terms": dict(coefficients), "norm": norm(vector)}
-    for found in remarks:
-        about |= found
-    return carry_out(opened, Analysis(analysis, about, most_accurate, _unit(opened)), candidates)
+    candidates = [Candidate({"alpha": a}, partial(applied, run.start, vector, a)) for a in alphas]
+    record = {"kind": "compose", "terms": dict(coefficients), "norm": norm(vector)}
+    for difference in differences:
+        record |= difference
+    return choose_and_test(
+        run, Analysis(name, record, most_accurate, _chosen_unit(run)), candidates
+    )
 
 
-def comparable(opened: OpenedRun, other: OpenedRun) -> Record:
-    """Refuses another model; says so, for the record too, where the other held out other images."""
-    one, two = opened.config, other.config
-    if fault := params.mismatch(opened.start, other.start):
+def check_comparable(run: LoadedRun, other: LoadedRun) -> Record:
+    """Refuse a different model; warn, and note for the record, if validation splits differ."""
+    if difference := params.mismatch(run.start, other.start):
         raise FedlensError(
-            f"{other.folder.name} has another model than {opened.folder.name} ({fault}): name runs "
-            "that train the same backbone and head."
+            f"{other.folder.name} has a different model than {run.folder.name} ({difference}): "
+            "name runs that train the same backbone and head."
         )
-    splits = [(c.seed, c.data.name, c.data.validation, c.data.train_per_class) for c in (one, two)]
-    if splits[0] == splits[1]:
+    if run.validation_split == other.validation_split:
         return {}
     log.warning(
         "%s may have trained on images that %s holds out for validation: their seeds or splits "
-        "differ", other.folder.name, opened.folder.name,
+        "differ", other.folder.name, run.folder.name,
     )  # fmt: skip
     return {"splits_differ": True}
 
 
-def _unit(opened: OpenedRun) -> int:
-    return int(result_of(opened.folder)["choice"]["unit"])
+def _chosen_unit(run: LoadedRun) -> int:
+    return int(require_result(run.folder)["choice"]["unit"])
 
 
 def _connectivity(rows: Sequence[Record]) -> Record:
-    """The barrier between base and fed, where both ends were measured."""
+    """The loss barrier between base and run, where both were measured."""
     alphas = [row["alpha"] for row in rows]
     if 0 not in alphas or 1 not in alphas:
         return {}

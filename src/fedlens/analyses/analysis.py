@@ -1,21 +1,21 @@
 """An edited model is measured like a trained one: candidates, a choice on validation, one test.
 
-Every analysis has a folder below its run, arithmetic/<name>/, with choice.json, written before the
-test split is opened, and record.json. A finished one is read, not repeated, so test accuracy is
-reported once, for one choice.
+An analysis writes to arithmetic/<name>/ in the folder of its run: choice.json before the test split
+is opened, then record.json. A finished analysis is read, not repeated: one test per choice.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from fedlens import params
-from fedlens.analyses.loaded_run import OpenedRun
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
+from fedlens.experiments.loaded_run import LoadedRun
 from fedlens.files import read_json, write_json
 from fedlens.params import Params
-from fedlens.store.analysis_records import Record, place, result_of
+from fedlens.store.analysis_records import Record, analysis_folder, require_result
 from fedlens.training.evaluate import Evaluation, NotFinite
 
 log = logging.getLogger(__name__)
@@ -23,81 +23,84 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Candidate:
-    """What distinguishes it, and its parameters, made when they are needed."""
+    """The settings that distinguish it, and a function that computes its parameters."""
 
-    told: Record
+    settings: Record
     parameters: Callable[[], Params]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is asked: the folder's name, what every record of it says, and how to read the rows.
+    """The name of its folder, what its record begins with, and how its candidates are compared.
 
-    `pick` chooses among the candidates' rows; `remarks` are added to whatever is measured, and
-    `summary` to the record.
+    `choose` picks one of the candidates' rows; `metrics` adds to every evaluation, and `summary` to
+    the record.
     """
 
     name: str
-    about: Record
-    pick: Callable[[Sequence[Record]], int]
+    record: Record
+    choose: Callable[[Sequence[Record]], int]
     unit: int  # the epoch or round of the model that is edited
-    remarks: Callable[[Evaluation], Record] = lambda found: {}
+    metrics: Callable[[Evaluation], Record] = lambda evaluation: {}
     summary: Callable[[Sequence[Record]], Record] = lambda rows: {}
-    told: bool = False  # the edit was told, not chosen
+    requested: bool = False  # the user requested this edit: nothing is chosen on validation
 
 
 def most_accurate(rows: Sequence[Record]) -> int:
-    """On validation; of equals the first."""
+    """The row with the highest validation accuracy; the first of equal ones."""
     return max(range(len(rows)), key=lambda place: rows[place]["validation"]["top1"])
 
 
-def carry_out(opened: OpenedRun, asked: Analysis, candidates: Sequence[Candidate]) -> Record:
-    """Validates every candidate, picks one, and opens the test split for it.
+def choose_and_test(run: LoadedRun, analysis: Analysis, candidates: Sequence[Candidate]) -> Record:
+    """Validate all candidates, choose one, and open the test split for it.
 
-    A candidate whose loss is not finite is left out, and the record says so.
+    A candidate whose loss is not finite is left out and listed in the record.
     """
     rows: list[Record] = []
     left_out: list[Record] = []
     for candidate in candidates:
-        said = ", ".join(f"{key} {value}" for key, value in candidate.told.items())
+        text = ", ".join(f"{key} {value}" for key, value in candidate.settings.items())
         try:
-            found = opened.validated(candidate.parameters())
+            evaluation = run.validate(candidate.parameters())
         except NotFinite:
-            log.warning("%s: left out, its loss is not finite", said)
-            left_out.append(candidate.told)
+            log.warning("%s: left out, its loss is not finite", text)
+            left_out.append(candidate.settings)
             continue
-        rows.append({**candidate.told, "validation": found.metrics(), **asked.remarks(found)})
-        log.info("%s: validation accuracy %.2f %%", said, 100 * found.top1)
+        metrics = {"validation": evaluation.metrics(), **analysis.metrics(evaluation)}
+        rows.append({**candidate.settings, **metrics})
+        log.info("%s: validation accuracy %.2f %%", text, 100 * evaluation.top1)
     if not rows:
-        raise FedlensError("No candidate has a finite loss: try smaller ones.")
-    kept = [candidate for candidate in candidates if candidate.told not in left_out]
-    chosen = asked.pick(rows)
-    edited = kept[chosen].parameters()
-    result = result_of(opened.folder)
-    choice = Choice(params.digest(edited), "last" if asked.told else "validation", asked.unit)
-    where = place(opened.folder, asked.name)
-    if (where / "choice.json").exists() and read_json(where / "choice.json") != asdict(choice):
+        raise FedlensError("No candidate has a finite loss: choose smaller scales.")
+    finite = [candidate for candidate in candidates if candidate.settings not in left_out]
+    chosen = analysis.choose(rows)
+    edited = finite[chosen].parameters()
+    result = require_result(run.folder)
+    rule: Literal["last", "validation"] = "last" if analysis.requested else "validation"
+    choice = Choice(params.digest(edited), rule, analysis.unit)
+    folder = analysis_folder(run.folder, analysis.name)
+    path = folder / "choice.json"
+    if path.exists() and read_json(path) != asdict(choice):
         raise FedlensError(
-            f"{where} was begun with another choice, whose test accuracy may have been seen: look "
-            "at it, and remove the folder if it has not."
+            f"{folder} holds a different choice, whose test accuracy may have been seen: remove "
+            "the folder if it was not."
         )
-    write_json(where / "choice.json", asdict(choice))
-    opened.assign(edited)
-    test = opened.measure.test(choice)
+    write_json(path, asdict(choice))
+    run.assign(edited)
+    test = run.evaluator.test(choice)
     record = {
-        **asked.about,
-        "run": opened.folder.name,
+        **analysis.record,
+        "run": run.folder.name,
         "candidates": rows,
         **({"left_out": left_out} if left_out else {}),
         "chosen": chosen,
         "choice": asdict(choice),
-        "test": {**asdict(test), **asked.remarks(test)},
+        "test": {**asdict(test), **analysis.metrics(test)},
         "as_trained": {
             "unit": result["choice"]["unit"],
             "validation": result["validation"],
-            "test": {**result["test"], **asked.remarks(Evaluation(**result["test"]))},
+            "test": {**result["test"], **analysis.metrics(Evaluation(**result["test"]))},
         },
-        **asked.summary(rows),
+        **analysis.summary(rows),
     }
-    write_json(where / "record.json", record)
+    write_json(folder / "record.json", record)
     return record

@@ -1,80 +1,100 @@
-"""Algebra on the updates that clients sent: merge a round anew, drop, re-weight, negate, forget.
+"""Algebra on client updates: merge a round again; drop, re-weight, negate or forget clients.
 
 It needs a run with federated.keep_updates=N. Over the N rounds kept, client k contributed
-c_k = Σ_r p_rk (w_rk − w_r), and under plain averaging the model at their end is the model at their
-start plus all contributions.
+c_k = Σ_r p_rk (w_rk − w_r); under plain averaging the last model is the first plus Σ_k c_k.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fedlens.analyses.analysis import Analysis, Candidate, carry_out, most_accurate
-from fedlens.analyses.loaded_run import OpenedRun
+from fedlens.analyses.analysis import Analysis, Candidate, choose_and_test, most_accurate
 from fedlens.arithmetic import merging
-from fedlens.arithmetic.forgetting import forgetting_choice
-from fedlens.arithmetic.merging import MergeSettings
+from fedlens.arithmetic.forgetting import choose_forgetting_scale
 from fedlens.arithmetic.task_vectors import applied, composed, task_vector
 from fedlens.errors import FedlensError
+from fedlens.experiments.loaded_run import LoadedRun
 from fedlens.params import Params
 from fedlens.rng import Stream
-from fedlens.store.analysis_records import Record, rounds_kept
+from fedlens.store.analysis_records import Record, require_kept_rounds, require_result
 from fedlens.store.client_updates import KeptRound, read_round
 from fedlens.training.evaluate import Evaluation
 
 
-def kept_round(opened: OpenedRun, number: int | None = None) -> KeptRound:
+def kept_round(run: LoadedRun, number: int | None = None) -> KeptRound:
     """The round of that number, or the last one kept."""
-    there = rounds_kept(opened.folder)
-    if number is not None and number not in there:
-        raise FedlensError(f"Round {number} was not kept: rounds {there[0]} to {there[-1]} were.")
-    return read_round(opened.folder.updates, there[-1] if number is None else number)
+    kept = require_kept_rounds(run.folder)
+    if number is not None and number not in kept:
+        raise FedlensError(
+            f"The updates of round {number} were not kept: choose from {kept[0]} to {kept[-1]}."
+        )
+    return read_round(run.folder.updates, kept[-1] if number is None else number)
 
 
 def merge(
-    opened: OpenedRun,
-    analysis: str,
-    methods: Sequence[str],
+    run: LoadedRun,
+    name: str,
+    methods: Mapping[str, Mapping[str, Any]],
     scales: Sequence[float],
-    settings: MergeSettings,
     number: int | None = None,
 ) -> Record:
-    """One round's updates merged by each method at each λ, and the best of them tested."""
-    kept = kept_round(opened, number)
+    """One round's updates, merged by each method at each λ; the best on validation is tested.
+
+    `methods` maps the names of merging methods to their parameters; λ is applied to the result.
+    """
+    kept = kept_round(run, number)
     vectors = {client: task_vector(kept.start, end) for client, end in kept.clients.items()}
-    stream = Stream(opened.config.seed, ("merge", kept.number))
+    stream = Stream(run.seed, ("merge", kept.number))
 
     def edited(method: str, scale: float) -> Params:
         merged = merging.merge(
-            method,
             list(vectors.values()),
-            [kept.examples[client] for client in vectors],
-            settings=replace(settings, scale=scale),
-            ids=list(vectors),
+            method,
+            weights=[kept.examples[client] for client in vectors],
             stream=stream,
+            ids=list(vectors),
+            **methods[method],
         )
-        return opened.whole(applied(kept.start, merged))
+        scaled = {name: value * scale for name, value in merged.items()}
+        return run.unpacked(applied(kept.start, scaled))
 
     candidates = [
         Candidate({"method": method, "scale": scale}, partial(edited, method, scale))
         for method in methods
         for scale in scales
     ]
-    about = {
+    record = {
         "kind": "merge",
         "round": kept.number,
         "clients": list(vectors),
-        **{key: value for key, value in asdict(settings).items() if key != "scale"},
+        **_parameters_record(methods),
     }
-    return carry_out(opened, Analysis(analysis, about, most_accurate, kept.number), candidates)
+    return choose_and_test(run, Analysis(name, record, most_accurate, kept.number), candidates)
+
+
+def _parameters_record(methods: Mapping[str, Mapping[str, Any]]) -> Record:
+    """Each parameter by its name, or as `method.name` where methods have different values."""
+    values: dict[str, dict[str, Any]] = {}
+    for method, parameters in methods.items():
+        for key, value in parameters.items():
+            values.setdefault(key, {})[method] = value
+    record: Record = {}
+    for key, by_method in values.items():
+        first, *others = by_method.values()
+        if all(other == first for other in others):
+            record[key] = first
+        else:
+            record |= {f"{method}.{key}": value for method, value in by_method.items()}
+    return record
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """θ before the rounds kept, and who took part in them; packed as they travelled."""
+    """The parameters before the kept rounds, and the clients that took part; packed as sent."""
 
     folder: Path
     rounds: list[int]
@@ -82,40 +102,40 @@ class Contributions:
     start: dict[str, torch.Tensor]
 
     def summed(self, factors: Mapping[int, float]) -> dict[str, torch.Tensor]:
-        """Σ f_k c_k, a round at a time; clients without a factor count 0."""
+        """Σ f_k c_k, a round at a time; the factor of clients that are not listed is 0."""
         return composed(
             (factors.get(client, 0.0) * share, task_vector(kept.start, end))
             for kept in (read_round(self.folder, number) for number in self.rounds)
             for client, end, share in _shares(kept)
         )
 
-    def everything(self) -> dict[str, torch.Tensor]:
+    def total(self) -> dict[str, torch.Tensor]:
         return self.summed(dict.fromkeys(self.clients, 1.0))
 
 
-def contributions(opened: OpenedRun) -> Contributions:
-    algorithm = opened.config.algorithm
-    if (algorithm.aggregator, algorithm.server, algorithm.server_lr) != ("mean", "average", 1.0):
+def contributions(run: LoadedRun) -> Contributions:
+    if not run.adds_updates:
+        algorithm = require_result(run.folder)["algorithm"]
         raise FedlensError(
-            f"{opened.folder.name} did not average plainly ({algorithm.name}), so its model is not "
-            "the sum of what its clients sent."
+            f"The model of {run.folder.name} is not the sum of its client updates, because it was "
+            f"trained by {algorithm}: choose a run with algorithm=fedavg."
         )
-    rounds = rounds_kept(opened.folder)
+    rounds = require_kept_rounds(run.folder)
     clients: set[int] = set()
     start: dict[str, torch.Tensor] = {}
-    reached: Params = {}
+    end_before: Params = {}
     for number in rounds:
-        kept = read_round(opened.folder.updates, number)
+        kept = read_round(run.folder.updates, number)
         start = start or kept.start
-        if reached and not _close(reached, kept.start):
+        if end_before and not _close(end_before, kept.start):
             raise FedlensError(
-                f"Round {number} of {opened.folder.name} does not begin where the rounds kept "
-                "before it ended: its files are of different runs, remove them and run it anew."
+                f"Round {number} of {run.folder.name} does not start where the kept round before "
+                "it ended: its files come from different runs, remove them and run it again."
             )
         clients |= kept.clients.keys()
         terms = [(share, task_vector(kept.start, end)) for _, end, share in _shares(kept)]
-        reached = applied(kept.start, composed(terms))
-    return Contributions(opened.folder.updates, rounds, sorted(clients), start)
+        end_before = applied(kept.start, composed(terms))
+    return Contributions(run.folder.updates, rounds, sorted(clients), start)
 
 
 def _shares(kept: KeptRound) -> Iterator[tuple[int, Params, float]]:
@@ -126,45 +146,45 @@ def _shares(kept: KeptRound) -> Iterator[tuple[int, Params, float]]:
 
 
 def _close(one: Params, other: Params) -> bool:
-    """But for the order in which clients were added up."""
+    """Equal up to the order in which client updates were added."""
     return all(torch.allclose(value, other[name], rtol=1e-5) for name, value in one.items())
 
 
 def recombine(
-    opened: OpenedRun, analysis: str, coefficients: Mapping[int, float], told: Contributions
+    run: LoadedRun, name: str, coefficients: Mapping[int, float], contributed: Contributions
 ) -> Record:
-    """The model with clients dropped, re-weighted or negated, beside the one with all as they were.
+    """The model with clients dropped, re-weighted or negated, beside the model without the edit.
 
-    Target are the classes of clients whose coefficient is not 1, control is all the rest.
+    Target classes are those of clients whose coefficient is not 1, control classes all others.
     """
     changed = [client for client, factor in coefficients.items() if factor != 1]
 
     def edited(vector: Params) -> Params:
-        return opened.whole(applied(told.start, vector))
+        return run.unpacked(applied(contributed.start, vector))
 
     candidates = [
-        Candidate({"edit": "none"}, partial(edited, told.everything())),
-        Candidate({"edit": "asked for"}, partial(edited, told.summed(coefficients))),
+        Candidate({"edit": "none"}, partial(edited, contributed.total())),
+        Candidate({"edit": "requested"}, partial(edited, contributed.summed(coefficients))),
     ]
-    asked = Analysis(
-        analysis,
+    analysis = Analysis(
+        name,
         {
             "kind": "clients",
-            "rounds": told.rounds,
+            "rounds": contributed.rounds,
             "coefficients": {str(client): coefficients[client] for client in changed},
         },
         lambda rows: 1,
-        told.rounds[-1],
-        remarks=partial(target_and_control, _held_by(opened, changed)),
-        told=True,
+        contributed.rounds[-1],
+        metrics=partial(target_and_control, _classes_of(run, changed)),
+        requested=True,
     )
-    return carry_out(opened, asked, candidates)
+    return choose_and_test(run, analysis, candidates)
 
 
 def forget(
-    opened: OpenedRun,
-    analysis: str,
-    told: Contributions,
+    run: LoadedRun,
+    name: str,
+    contributed: Contributions,
     scales: Sequence[float],
     *,
     label: int | None = None,
@@ -176,51 +196,58 @@ def forget(
     λ is chosen on validation: the lowest target accuracy that keeps `keep` of the control's.
     """
     if client is not None:
-        if client not in told.clients:
-            raise FedlensError(f"Client {client} took no part in the rounds kept: {_who(told)}.")
+        if client not in contributed.clients:
+            raise FedlensError(
+                f"Client {client} took no part in the kept rounds: {_choices(contributed)}"
+            )
         factors = {client: 1.0}
-        target = _held_by(opened, [client])
+        target = _classes_of(run, [client])
     else:
         assert label is not None
-        held = opened.parts.held_classes
-        if not 0 <= label < held.shape[1]:
-            raise FedlensError(f"There is no class {label}: they are 0 to {held.shape[1] - 1}.")
-        shares = (held[:, label] / held.sum(1).clamp(min=1)).tolist()
-        factors = {k: shares[k] for k in told.clients if shares[k] > 0}
+        counts = run.experiment.class_counts
+        if not 0 <= label < counts.shape[1]:
+            raise FedlensError(
+                f"There is no class {label}: choose from 0 to {counts.shape[1] - 1}."
+            )
+        shares = (counts[:, label] / counts.sum(1).clamp(min=1)).tolist()
+        factors = {k: shares[k] for k in contributed.clients if shares[k] > 0}
         target = {label}
         if not factors:
-            raise FedlensError(f"No client of the rounds kept holds class {label}: {_who(told)}.")
-    _check_measurable(opened, target)
-    as_trained, direction = told.everything(), told.summed(factors)
+            raise FedlensError(
+                f"No client of the kept rounds holds class {label}: choose another class."
+            )
+    _check_measurable(run, target)
+    as_trained, direction = contributed.total(), contributed.summed(factors)
 
     def edited(scale: float) -> Params:
-        return opened.whole(applied(told.start, composed([(1.0, as_trained), (-scale, direction)])))
+        vector = composed([(1.0, as_trained), (-scale, direction)])
+        return run.unpacked(applied(contributed.start, vector))
 
-    def pick(rows: Sequence[Record]) -> int:
+    def choose(rows: Sequence[Record]) -> int:
         tried, *accuracies = ([row[key] for row in rows] for key in ("scale", "target", "control"))
-        return tried.index(forgetting_choice(tried, *accuracies, keep=keep))
+        return tried.index(choose_forgetting_scale(tried, *accuracies, keep=keep))
 
-    asked = Analysis(
-        analysis,
+    analysis = Analysis(
+        name,
         {
             "kind": "forget",
-            "rounds": told.rounds,
+            "rounds": contributed.rounds,
             "class": label,
             "client": client,
             "clients": {str(k): factor for k, factor in factors.items()},
             "keep": keep,
         },
-        pick,
-        told.rounds[-1],
-        remarks=partial(target_and_control, target),
+        choose,
+        contributed.rounds[-1],
+        metrics=partial(target_and_control, target),
     )
     candidates = [Candidate({"scale": scale}, partial(edited, scale)) for scale in scales]
-    return carry_out(opened, asked, candidates)
+    return choose_and_test(run, analysis, candidates)
 
 
-def target_and_control(target: set[int], found: Evaluation) -> Record:
+def target_and_control(target: set[int], evaluation: Evaluation) -> Record:
     """Accuracy on the classes of `target` and on all others, each a mean over classes."""
-    known = {label: value for label, value in enumerate(found.per_class) if value is not None}
+    known = {label: value for label, value in enumerate(evaluation.per_class) if value is not None}
     parts = {
         "target": [value for label, value in known.items() if label in target],
         "control": [value for label, value in known.items() if label not in target],
@@ -228,23 +255,27 @@ def target_and_control(target: set[int], found: Evaluation) -> Record:
     return {part: sum(values) / len(values) if values else None for part, values in parts.items()}
 
 
-def _check_measurable(opened: OpenedRun, target: set[int]) -> None:
-    """Forgetting needs validation images of what is forgotten, and of something else."""
-    examples = opened.parts.validation
-    seen = set(examples.labels.tolist()) if examples else set()
-    if not seen & target:
-        raise FedlensError("No validation image is of a class to forget: hold out more of them.")
-    if seen <= target:
+def _check_measurable(run: LoadedRun, target: set[int]) -> None:
+    """Forgetting needs validation images of target classes and of others."""
+    examples = run.experiment.validation
+    labels = set(examples.labels.tolist()) if examples else set()
+    if not labels & target:
         raise FedlensError(
-            "All classes would be forgotten, so nothing tells what that costs: name a client that "
-            "holds some of them only, or one class."
+            "There are no validation images of the classes to forget: choose a run with a larger "
+            "data.validation."
+        )
+    if labels <= target:
+        raise FedlensError(
+            "All classes would be forgotten, and none is left to measure the cost: choose a "
+            "client that holds only some classes, or one class."
         )
 
 
-def _held_by(opened: OpenedRun, clients: Sequence[int]) -> set[int]:
-    held = opened.parts.held_classes[list(clients)].sum(0)
-    return set(held.nonzero()[:, 0].tolist())
+def _classes_of(run: LoadedRun, clients: Sequence[int]) -> set[int]:
+    """The classes that these clients hold."""
+    counts = run.experiment.class_counts[list(clients)].sum(0)
+    return set(counts.nonzero()[:, 0].tolist())
 
 
-def _who(told: Contributions) -> str:
-    return f"they have {', '.join(map(str, told.clients))}"
+def _choices(contributed: Contributions) -> str:
+    return f"choose from {', '.join(map(str, contributed.clients))}."

@@ -1,1 +1,1 @@
-"""Many runs: what a suite consists of, what it costs, who carries it out."""
+"""Many runs: the cells of a suite, their cost, and how they are carried out."""

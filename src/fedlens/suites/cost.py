@@ -1,8 +1,7 @@
-"""What a run costs, from its config alone: images to train on, to evaluate, to take features of.
+"""The work of a run, from its config alone: how many images it trains on, evaluates and so on.
 
-seconds ≈ Σ over tasks of images × seconds per image; what runs share (pretraining, features, masks)
-is counted with the first of them. The estimate is one: early stops and what lies in the cache
-already make it less. No torch.
+seconds ≈ Σ over tasks of images × seconds per image. Work that runs share (pretraining, features,
+masks) counts with the first run that needs it; early stopping and the cache lower it. No torch.
 """
 
 import json
@@ -12,19 +11,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedlens.config.schema import Config, cohort_size, rounds, trained_part
+from fedlens.registry import dataset, head, mask_rule
 
-SIZES = {"cifar100": (100, 500, 100), "synthetic": (100, 200, 50)}  # classes, images of each
-PRETRAINING = 34_200  # images vit_pico is pretrained on, once
-PRETRAINED = "pretraining"  # the key of that shared work
+PRETRAINING_IMAGES = 34_200  # vit_pico is pretrained on them, once
+PRETRAINING = "pretraining"  # the key of that shared work
 
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
-NOMINAL = {"pretrain": 3.0, "train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
-OVERHEAD = 1.0  # seconds of a run for all else: opening data and weights, writing records
+RELATIVE_COST = {"pretrain": 3.0, "train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
+UNKNOWN_SIZES = {"classes": 100, "train_images": 50_000, "test_images": 10_000}  # as CIFAR-100
+OVERHEAD_S = 1.0  # of a run, for everything else: opening data and weights, writing records
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Work that is done by whoever comes first; `key` says what it depends on."""
+class SharedWork:
+    """Work that the first run does for all; `key` identifies what it depends on."""
 
     key: str
     task: str
@@ -33,28 +33,28 @@ class Shared:
 
 @dataclass(frozen=True)
 class Work:
-    images: Mapping[str, int]  # task → images of this run alone
-    shared: tuple[Shared, ...] = ()
+    images: Mapping[str, int]  # task → images, of this run alone
+    shared: tuple[SharedWork, ...] = ()
 
 
-def counted_once(works: Iterable[Work], *, done: Iterable[str] = ()) -> list[dict[str, int]]:
-    """Task → images for each work in turn, shared parts with the first that has them.
+def count_shared_once(works: Iterable[Work], *, done: Iterable[str] = ()) -> list[dict[str, int]]:
+    """Task → images for each work in turn; shared work counts with the first that needs it.
 
-    What is `done` already is counted with none.
+    Shared work whose key is in `done` counts with none.
     """
     seen = set(done)
-    found = []
+    counts = []
     for work in works:
         images = dict(work.images)
         for part in work.shared:
             if part.key not in seen:
                 seen.add(part.key)
                 images[part.task] = images.get(part.task, 0) + part.images
-        found.append(images)
-    return found
+        counts.append(images)
+    return counts
 
 
-def weigh(images: Mapping[str, int], per_image: Mapping[str, float] = NOMINAL) -> float:
+def total_cost(images: Mapping[str, int], per_image: Mapping[str, float] = RELATIVE_COST) -> float:
     return math.fsum(count * per_image[task] for task, count in images.items() if count)
 
 
@@ -62,79 +62,94 @@ def work_of(config: Config) -> Work:
     sizes = _Sizes.of(config)
     total = units(config)
     trained = total * (_round_images if config.federated.clients else _epoch_images)(config, sizes)
-    looks = _evaluations(config, total)
-    evaluated = looks * sizes.held_out + sizes.test
+    evaluations = _evaluations(config, total)
+    evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
-        evaluated += looks * sizes.test
+        evaluated += evaluations * sizes.test
     on_features = _on_features(config)
     images = {"head": trained + evaluated} if on_features else {
         "train": trained,
         "evaluate": evaluated,
     }  # fmt: skip
-    if config.head.name == "trained":
+    if head[config.head.name].traits.get("by") == "training":
         images["head"] = images.get("head", 0) + _head_images(config)
     return Work(images, tuple(_shared(config, sizes, on_features)))
 
 
 def units(config: Config) -> int:
-    """Epochs or rounds of training; none where nothing is left to train."""
-    if trained_part(config.train.what)[0] == "head" and config.head.freeze:
+    """Epochs or rounds of training; 0 where no parameter is trained."""
+    if trained_part(config.train.trainable)[0] == "head" and config.head.freeze:
         return 0
     return rounds(config) if config.federated.clients else config.train.epochs
 
 
-def kind(config: Config) -> tuple[Any, ...]:
-    """All that a task's seconds per image depend on: runs of one kind need one probe of it."""
+def speed_key(config: Config) -> tuple[Any, ...]:
+    """Everything a task's seconds per image depend on: configs with one key need one probe."""
     train, backbone = config.train, config.backbone
-    speed = (backbone.name, backbone.resolution, config.evaluate.batch_size, train.precision,
-             config.device)  # fmt: skip
+    key = (backbone.name, backbone.resolution, config.evaluate.batch_size, train.precision,
+           config.device)  # fmt: skip
     if _on_features(config):
-        return speed
-    return (*speed, train.what, backbone.freeze_blocks, train.batch_size, train.micro_batch,
-            config.sparse.density, tuple(asdict(config.augment).values()))  # fmt: skip
+        return key
+    return (*key, train.trainable, backbone.freeze_blocks, train.batch_size, train.micro_batch,
+            train.optimizer.name, config.sparse.density,
+            tuple(asdict(config.augment).values()))  # fmt: skip
+
+
+def dataset_sizes(name: str) -> dict[str, int]:
+    """classes, train_images and test_images, as the dataset's row states them."""
+    traits = dataset[name].traits
+    return {key: int(traits.get(key, value)) for key, value in UNKNOWN_SIZES.items()}
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    kept: int
-    held_out: int
+    """Images of each split."""
+
+    train: int
+    validation: int
     test: int
 
     @classmethod
     def of(cls, config: Config) -> "_Sizes":
-        classes, train, test = SIZES[config.data.name]
-        seen = classes * min(train, config.data.train_per_class or train)
-        held_out = round(seen * config.data.validation)
-        tested = classes * min(test, config.data.test_per_class or test)
-        return cls(seen - held_out, held_out, tested if config.evaluate.test else 0)
+        data, images = config.data, dataset_sizes(config.data.name)
+        classes = images["classes"]
+        train, test = images["train_images"] // classes, images["test_images"] // classes
+        seen = classes * min(train, data.train_per_class or train)
+        validation = round(seen * data.validation)
+        tested = classes * min(test, data.test_per_class or test)
+        return cls(seen - validation, validation, tested if config.evaluate.test else 0)
 
 
 def _on_features(config: Config) -> bool:
-    """Whether the backbone is frozen and sees every image as it is: it then sees it once."""
-    told = config.augment
-    augments = told.crop_padding or told.flip or told.colour_jitter or told.randaugment
-    return trained_part(config.train.what)[0] == "head" and not augments
+    """Whether the backbone is frozen and no image is augmented: it then sees each image once."""
+    augment = config.augment
+    augments = augment.crop_padding or augment.flip or augment.colour_jitter or augment.randaugment
+    return trained_part(config.train.trainable)[0] == "head" and not augments
 
 
 def _evaluations(config: Config, total: int) -> int:
-    """Every so many units and after the last; before the first a prepared head has its features."""
+    """After every `evaluate.every` units and the last; a fitted head on features also before."""
     every = config.evaluate.every
-    begun = not total or (config.head.name != "linear" and _on_features(config))
-    return total // every + (total % every > 0) + begun
+    before = not total or (_is_fitted(config) and _on_features(config))
+    return total // every + (total % every > 0) + before
+
+
+def _is_fitted(config: Config) -> bool:
+    return bool(head[config.head.name].traits.get("fitted", True))
 
 
 def _epoch_images(config: Config, sizes: _Sizes) -> int:
     train = config.train
-    return min(sizes.kept, (train.epoch_steps or sizes.kept) * train.batch_size)
+    return min(sizes.train, (train.steps_per_epoch or sizes.train) * train.batch_size)
 
 
 def _round_images(config: Config, sizes: _Sizes) -> int:
-    """Of all clients that answer, each with a shard of equal size."""
-    told = config.federated
-    assert told.clients is not None
-    present = cohort_size(told) * (1 - told.dropout)
-    steps = ((told.fewest_local_steps or told.local_steps) + told.local_steps) / 2
-    return round(present * _client_images(sizes.kept // told.clients, steps, config))
+    """Of all clients that answer, each with a shard of the same size."""
+    federated = config.federated
+    assert federated.clients is not None
+    present = cohort_size(federated) * (1 - federated.dropout)
+    steps = ((federated.min_local_steps or federated.local_steps) + federated.local_steps) / 2
+    return round(present * _client_images(sizes.train // federated.clients, steps, config))
 
 
 def _client_images(shard: int, steps: float, config: Config) -> float:
@@ -146,42 +161,43 @@ def _client_images(shard: int, steps: float, config: Config) -> float:
 
 
 def _head_images(config: Config) -> int:
-    told = config.federated
-    cohort = cohort_size(told) if told.clients else 1
-    return cohort * config.head.steps * config.train.batch_size
+    cohort = cohort_size(config.federated) if config.federated.clients else 1
+    return cohort * int(config.head.steps) * config.train.batch_size
 
 
-def _shared(config: Config, sizes: _Sizes, on_features: bool) -> Iterable[Shared]:
-    """Pretraining, features and masks: everything else is a run's own."""
-    backbone, data = asdict(config.backbone), asdict(config.data)
-    seed = None if config.backbone.pretrained else config.seed  # decides random weights
+def _shared(config: Config, sizes: _Sizes, on_features: bool) -> Iterable[SharedWork]:
+    """Pretraining, features and masks; all other work is a run's own."""
+    backbone, data = asdict(config.backbone), config.data
+    seed = None if config.backbone.pretrained else config.seed  # random weights depend on it
     if (
         config.backbone.name == "vit_pico"
         and config.backbone.pretrained
         and not backbone["weights"]
     ):
-        yield Shared(PRETRAINED, "pretrain", PRETRAINING)
-    frozen = [backbone, data["name"], data["train_per_class"], data["test_per_class"], seed,
+        yield SharedWork(PRETRAINING, "pretrain", PRETRAINING_IMAGES)
+    frozen = [backbone, data.name, data.train_per_class, data.test_per_class, seed,
               config.train.precision]  # fmt: skip
-    if on_features or config.head.name != "linear":
-        yield Shared(_key("train features", *frozen), "evaluate", sizes.kept + sizes.held_out)
+    if on_features or _is_fitted(config):
+        images = sizes.train + sizes.validation
+        yield SharedWork(_key("train features", *frozen), "evaluate", images)
     if on_features and sizes.test:
-        yield Shared(_key("test features", *frozen), "evaluate", sizes.test)
+        yield SharedWork(_key("test features", *frozen), "evaluate", sizes.test)
     sparse = config.sparse
-    if sparse.density is not None and sparse.rule.endswith("_sensitive"):
-        by_clients = sparse.source == "clients"
-        holders = asdict(config.partition) if by_clients or config.head.name == "trained" else None
-        key = _key("masks", backbone, data, asdict(sparse), asdict(config.head), config.seed,
-                   config.train.what, holders)  # fmt: skip
-        yield Shared(key, "calibrate", sparse.rounds * sparse.passes * _calibrating(config, sizes))
+    if sparse.density is not None and mask_rule[sparse.rule.name].traits.get("sensitivity", True):
+        trained_head = head[config.head.name].traits.get("by") == "training"
+        by_client = sparse.source == "clients" or trained_head
+        key = _key("masks", backbone, data, asdict(sparse), config.head, config.seed,
+                   config.train.trainable, config.partition if by_client else None)  # fmt: skip
+        images = sparse.rounds * sparse.passes * _calibration_images(config, sizes)
+        yield SharedWork(key, "calibrate", images)
 
 
-def _calibrating(config: Config, sizes: _Sizes) -> int:
+def _calibration_images(config: Config, sizes: _Sizes) -> int:
     """Examples of one pass: of the validation split, or of all clients that calibrate."""
     sparse = config.sparse
     if sparse.source == "validation" or config.federated.clients is None:
-        return min(sparse.examples or sizes.held_out, sizes.held_out)
-    shard = sizes.kept // config.federated.clients
+        return min(sparse.examples or sizes.validation, sizes.validation)
+    shard = sizes.train // config.federated.clients
     return (sparse.clients or config.federated.clients) * min(sparse.examples or shard, shard)
 
 

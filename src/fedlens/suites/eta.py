@@ -1,10 +1,9 @@
-"""How far a suite is, and how long it will take: seconds ≈ overhead + pace × weight, for each run.
+"""Progress of a suite and the time left: seconds ≈ overhead + rate × cost, for each run.
 
-Weights come from what the runs are to do (cost.py); the pace is learned from what was done since
-the suite was started, finished or under way.
+A run's cost comes from its config (cost.py); the rate, in seconds per unit of cost, is measured on
+the runs of this session, finished or active.
 """
 
-import json
 import logging
 import threading
 import time
@@ -12,93 +11,82 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.cost import OVERHEAD
+from fedlens.suites.cost import OVERHEAD_S
 
 log = logging.getLogger(__name__)
 
-TAIL = 2**16  # bytes at the end of a journal, enough for its last line
-
 
 @dataclass(frozen=True)
-class Underway:
+class ActiveRun:
     label: str
     folder: RunFolder
-    began: float
-    already: int  # units an earlier session had done
+    started_at: float
+    done_before: int  # epochs or rounds of earlier sessions
 
     def done(self) -> int:
-        return position(self.folder)
+        return self.folder.position()
 
 
-class Outlook:
-    """Told of beginnings and ends; asked, by another thread too, how things stand."""
+class Eta:
+    """Is notified when jobs start and end; any thread may ask for the state and the time left."""
 
     def __init__(
-        self, weights: Mapping[str, float], totals: Mapping[str, int], *, at_once: int = 1
+        self, costs: Mapping[str, float], totals: Mapping[str, int], *, jobs: int = 1
     ) -> None:
-        """Of what is to be done: label → weight, and label → rounds or epochs of a run."""
-        self.weights = weights
+        """`costs` maps the label of each job to its cost, `totals` to its epochs or rounds.
+
+        `jobs` is how many are carried out at a time.
+        """
+        self.costs = costs
         self.totals = totals
-        self.at_once = at_once
+        self.jobs = jobs
         self.finished = 0
-        self.running: dict[str, Underway] = {}
-        self._waiting = dict.fromkeys(weights)
-        self._seconds = self._weight = 0.0  # of what is finished, without overhead
+        self.running: dict[str, ActiveRun] = {}
+        self._waiting = dict.fromkeys(costs)
+        self._seconds = self._cost = 0.0  # of finished jobs, without overhead
         self._lock = threading.Lock()
 
-    def begins(self, label: str, folder: RunFolder) -> None:
-        log.info("begins: %s", label)
-        begun = Underway(label, folder, time.monotonic(), position(folder))
+    def start(self, label: str, folder: RunFolder) -> None:
+        log.info("started: %s", label)
+        run = ActiveRun(label, folder, time.monotonic(), folder.position())
         with self._lock:
             self._waiting.pop(label, None)
-            self.running[label] = begun
+            self.running[label] = run
 
-    def ends(self, label: str, *, failed: bool = False) -> None:
-        """One that failed did not do all it was to: the pace is not learned from it."""
+    def end(self, label: str, *, failed: bool = False) -> None:
+        """A failed job did only a part of its work: the rate is not measured on it."""
         with self._lock:
-            ended = self.running.pop(label)
+            run = self.running.pop(label)
             self.finished += 1
             if failed:
                 return
-            self._seconds += max(0.0, time.monotonic() - ended.began - OVERHEAD)
-            self._weight += self.weights[label] * (1 - self._share(ended, ended.already))
+            self._seconds += max(0.0, time.monotonic() - run.started_at - OVERHEAD_S)
+            self._cost += self.costs[label] * (1 - self._fraction(run, run.done_before))
 
-    def underway(self) -> list[tuple[str, int, int]]:
-        """Label, units done, and of how many, of all that runs now."""
+    def active(self) -> list[tuple[str, int, int]]:
+        """Label, epochs or rounds done, and their total, of all jobs that run now."""
         with self._lock:
-            now = list(self.running.values())
-        return [(run.label, run.done(), self.totals.get(run.label, 0)) for run in now]
+            runs = list(self.running.values())
+        return [(run.label, run.done(), self.totals.get(run.label, 0)) for run in runs]
 
-    def left(self) -> float | None:
-        """Seconds to go, or None before anything is known."""
+    def seconds_left(self) -> float | None:
+        """None before anything was measured."""
         with self._lock:
-            now, waiting = list(self.running.values()), list(self._waiting)
-            seconds, weight = self._seconds, self._weight
-        shares = {run.label: self._share(run, run.done()) for run in now}
-        for run in now:
-            progressed = shares[run.label] - self._share(run, run.already)
-            if progressed > 0:
-                seconds += max(0.0, time.monotonic() - run.began - OVERHEAD)
-                weight += self.weights[run.label] * progressed
-        if weight <= 0:
+            runs, waiting = list(self.running.values()), list(self._waiting)
+            seconds, cost = self._seconds, self._cost
+        fractions = {run.label: self._fraction(run, run.done()) for run in runs}
+        for run in runs:
+            progress = fractions[run.label] - self._fraction(run, run.done_before)
+            if progress > 0:
+                seconds += max(0.0, time.monotonic() - run.started_at - OVERHEAD_S)
+                cost += self.costs[run.label] * progress
+        if cost <= 0:
             return None
-        pace = seconds / weight
-        togo = sum(OVERHEAD + pace * self.weights[label] for label in waiting)
-        each = [pace * self.weights[label] * (1 - share) for label, share in shares.items()]
-        return max([(togo + sum(each)) / self.at_once, *each])
+        rate = seconds / cost
+        to_start = sum(OVERHEAD_S + rate * self.costs[label] for label in waiting)
+        to_finish = [rate * self.costs[label] * (1 - done) for label, done in fractions.items()]
+        return max([(to_start + sum(to_finish)) / self.jobs, *to_finish])
 
-    def _share(self, run: Underway, done: int) -> float:
+    def _fraction(self, run: ActiveRun, done: int) -> float:
         total = self.totals.get(run.label, 0)
         return min(1.0, done / total) if total else 0.0
-
-
-def position(folder: RunFolder) -> int:
-    """Epochs or rounds on record: the first number of the journal's last whole line."""
-    try:
-        with folder.journal("metrics").path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - TAIL))
-            last = stream.read().split(b"\n")[-2]
-        return int(next(iter(json.loads(last).values())))
-    except (OSError, IndexError, ValueError):
-        return 0

@@ -1,72 +1,60 @@
-"""Pieces of a suite, carried out one after another in this process; one that fails is isolated.
+"""Jobs of a suite, carried out one after another in this process.
 
-A piece is a run or an analysis: something to call, that may be called again. How it ended is an
-`Outcome`; a stop request ends them all.
+A job is a run or an analysis: a function that can be called again after an interruption. A job that
+fails does not stop the others; a stop request ends them all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from fedlens.config.identity import run_name
-from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.eta import Outlook
+from fedlens.suites.eta import Eta
 
 
 @dataclass(frozen=True)
-class Piece:
+class Job:
     label: str
-    words: list[str]  # after `fedlens`: the command that repeats it
-    call: Callable[[], object] = field(compare=False)  # other processes must be able to unpickle it
+    arguments: list[str]  # of the `fedlens` command that repeats it
+    call: Callable[[], object] = field(compare=False)  # must be picklable, for other processes
     folder: RunFolder
 
 
 @dataclass(frozen=True)
 class Outcome:
-    piece: Piece
+    job: Job
     failure: str | None = None
 
 
-def folder_of(config: Config) -> RunFolder:
-    """Where the run is, or will be."""
-    if config.backbone.resolution is None:  # timm is to be asked for the backbone's own
-        from fedlens.experiments.build import resolved
-
-        config = resolved(config)
-    return RunFolder(Path(config.run.root) / run_name(config))
-
-
-def in_turn(pieces: Sequence[Piece], outlook: Outlook, stop: StopRequest) -> Iterator[Outcome]:
+def run_in_turn(jobs: Sequence[Job], eta: Eta, stop: StopRequest) -> Iterator[Outcome]:
     """One after another, each with as many threads as torch has now."""
     import torch
 
     from fedlens.runtime.threads import limited_threads
 
-    for piece in pieces:
+    for job in jobs:
         stop.check()
-        outlook.begins(piece.label, piece.folder)
+        eta.start(job.label, job.folder)
         with limited_threads(torch.get_num_threads()):
-            failure = attempt(piece.call)
-        outlook.ends(piece.label, failed=failure is not None)
-        yield Outcome(piece, failure)
+            failure = attempt(job.call)
+        eta.end(job.label, failed=failure is not None)
+        yield Outcome(job, failure)
 
 
 def attempt(call: Callable[[], object]) -> str | None:
-    """Why it failed, in a sentence; None if it did not."""
+    """Why the call failed, in one sentence; None if it did not."""
     try:
         call()
     except Interrupted:
         raise
     except Exception as error:
-        return in_a_sentence(error)
+        return describe(error)
     return None
 
 
-def in_a_sentence(error: Exception) -> str:
-    """Ours as they are; of others the name and the first line."""
+def describe(error: Exception) -> str:
+    """The message of a `FedlensError`; of other errors the class and the first line."""
     if isinstance(error, FedlensError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]

@@ -1,6 +1,6 @@
-"""Seconds per image of training, evaluation and calibration, from a few real steps of the model.
+"""Seconds per image of training, evaluation and calibration, measured on a few steps of the model.
 
-Weights and pixels are random and nothing is kept: the work is the real one, its result is not.
+The model and the steps are those of the run; weights and pixels are random, and nothing is stored.
 """
 
 import time
@@ -12,10 +12,11 @@ import torch
 from fedlens import rng
 from fedlens.config.schema import Config
 from fedlens.data import synthetic
-from fedlens.data.examples import ImageExamples, Pipeline
+from fedlens.data.examples import ImageExamples
 from fedlens.data.images import Images
-from fedlens.data.transforms import Augmentation
-from fedlens.experiments.build import freeze, step_rules
+from fedlens.data.transforms import Augmentation, Pipeline
+from fedlens.experiments import settings
+from fedlens.experiments.build import freeze
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream
@@ -23,47 +24,46 @@ from fedlens.runtime.device import choose_device
 from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.masks import Masks
 from fedlens.sparse.parameter_groups import maskable
-from fedlens.sparse.per_example_gradients import Squares
-from fedlens.sparse.sparse_sgd import sgdm
-from fedlens.suites.cost import SIZES
+from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.suites.cost import dataset_sizes
 from fedlens.training.evaluate import evaluate
 from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
 from fedlens.training.pretrain import Recipe, SumOfParts
-from fedlens.training.step import StepRules, Tally, local_step
+from fedlens.training.step import StepSettings, Tally, local_step
 
-ENOUGH = 1.0  # seconds of one task
-FEW = 4  # images to begin with, when nothing is known of the speed
-HEAD = 2e-6  # seconds per image where features are at hand: next to nothing
+TIMED_S = 1.0  # how long each task is timed
+FIRST_IMAGES = 4  # of the first batch, before the speed is known
+HEAD_S = 2e-6  # per image of a head on cached features: negligible
 
-Step = Callable[[torch.Tensor], object]  # does its task with the images at an index
+Step = Callable[[torch.Tensor], object]  # does its task on the images of an index
 
 
-def pace(config: Config, tasks: Collection[str]) -> dict[str, float]:
+def seconds_per_image(config: Config, tasks: Collection[str]) -> dict[str, float]:
     """Task → seconds per image."""
     steps = _steps(config)
     if "pretrain" in tasks:
         steps["pretrain"] = _pretraining()
-    return {"head": HEAD} | {task: _timed(*step) for task, step in steps.items() if task in tasks}
+    return {"head": HEAD_S} | {task: _timed(*step) for task, step in steps.items() if task in tasks}
 
 
-def _timed(step: Step, most: int) -> float:
-    """Of batches as large as time allows; the first one warms up."""
-    few = torch.arange(min(FEW, most))
+def _timed(step: Step, batch_size: int) -> float:
+    """Seconds per image, of batches as large as the time allows; the first one warms up."""
+    few = torch.arange(min(FIRST_IMAGES, batch_size))
     step(few)
-    began = time.perf_counter()
+    started = time.perf_counter()
     step(few)
-    each = (time.perf_counter() - began) / len(few)
-    size = max(len(few), min(most, int(ENOUGH / each / 2)))
-    began, images = time.perf_counter(), 0
-    while not images or time.perf_counter() - began < ENOUGH:
+    each = (time.perf_counter() - started) / len(few)
+    size = max(len(few), min(batch_size, int(TIMED_S / each / 2)))
+    started, images = time.perf_counter(), 0
+    while not images or time.perf_counter() - started < TIMED_S:
         step(torch.arange(size))
         images += size
-    return (time.perf_counter() - began) / images
+    return (time.perf_counter() - started) / images
 
 
 def _steps(config: Config) -> dict[str, tuple[Step, int]]:
-    """Task → what is timed, and the size of its batches."""
+    """Task → the step to time, and its batch size."""
     device = choose_device(config.device)
     precision = choose_precision(config.train.precision, device)
     row = backbones.find(config.backbone.name)
@@ -71,23 +71,27 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
     plain = Pipeline(resolution, row.mean, row.std)
     augmented = Pipeline(resolution, row.mean, row.std, Augmentation(**asdict(config.augment)))
     sizes = config.train.batch_size, config.evaluate.batch_size, config.sparse.micro_batch
-    images = _noise(max(sizes), SIZES[config.data.name][0]).to(device)
-    seen, shown = ImageExamples(images, None, plain), ImageExamples(images, None, augmented)
-    model = _model(config, row, resolution, SIZES[config.data.name][0]).to(device)
+    classes = dataset_sizes(config.data.name)["classes"]
+    images = _noise(max(sizes), classes).to(device)
+    examples = ImageExamples(images, None, plain)
+    augmented_examples = ImageExamples(images, None, augmented)
+    model = _model(config, row, resolution, classes).to(device)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     masks = _masks(config, trained)
-    stream, rules = Stream(0, ("probe",)), step_rules(config, precision)
-    optimizer = sgdm(trained.items(), masks, lr=1e-6, momentum=0.9) if trained else None
-    squares: list[Squares] = []
+    stream, step = Stream(0, ("probe",)), settings.step(config, precision)
+    make = settings.optimizer(config).make
+    optimizer = make(trained.items(), masks, lr=1e-6) if trained else None
+    squares: list[SquaredGradients] = []
 
     def train(index: torch.Tensor) -> None:
         assert optimizer is not None
         width = model.head.in_features
         local_step(
-            model, optimizer, shown, index, rules, Tally(), stream=stream, step=0, width=width
-        )
+            model, optimizer, augmented_examples, index, step, Tally(), stream=stream, step=0,
+            width=width,
+        )  # fmt: skip
 
-    def look(index: torch.Tensor) -> None:
+    def validate(index: torch.Tensor) -> None:
         part = ImageExamples(images, index, plain)
         evaluate(
             model, part, classes=model.head.out_features, batch_size=len(index), precision=precision
@@ -95,35 +99,33 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
 
     def calibrate(index: torch.Tensor) -> None:
         if not squares:
-            squares.append(Squares(model, list(masks), seen.batch(index[:2])))
-        told = config.sparse
+            squares.append(SquaredGradients(model, list(masks), examples.batch(index[:2])))
+        sparse = config.sparse
         sensitivity(
-            squares[0], seen, index=index, labels=told.labels, target=told.target, stream=stream,
-            micro_batch=told.micro_batch,
+            squares[0], examples, index=index, labels=sparse.labels, target=sparse.target,
+            stream=stream, micro_batch=sparse.micro_batch,
         )  # fmt: skip
 
     return {
         "train": (train, config.train.batch_size),
-        "evaluate": (look, config.evaluate.batch_size),
+        "evaluate": (validate, config.evaluate.batch_size),
         "calibrate": (calibrate, config.sparse.micro_batch),
     }
 
 
 def _pretraining() -> tuple[Step, int]:
-    """A step of vit_pico's, in which every weight is trained whatever the run trains later."""
-    row, most = backbones.find("vit_pico"), Recipe().batch_size
+    """A step of pretraining vit_pico: all weights are trained, whatever the run trains later."""
+    row, batch_size = backbones.find("vit_pico"), Recipe().batch_size
     model = SumOfParts(backbones.create(row))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    noise = _noise(most, len(synthetic.combinations()[1]))
+    noise = _noise(batch_size, len(synthetic.combinations()[1]))
     examples = ImageExamples(noise, None, Pipeline(row.resolution, row.mean, row.std))
-    rules, stream = StepRules(Precision("fp32", "cpu")), Stream(0, ("probe",))
+    step, stream = StepSettings(Precision("fp32", "cpu")), Stream(0, ("probe",))
 
     def train(index: torch.Tensor) -> None:
-        local_step(
-            model, optimizer, examples, index, rules, Tally(), stream=stream, step=0, width=0
-        )
+        local_step(model, optimizer, examples, index, step, Tally(), stream=stream, step=0, width=0)
 
-    return train, most
+    return train, batch_size
 
 
 def _noise(count: int, classes: int) -> Images:
@@ -141,9 +143,10 @@ def _model(config: Config, row: backbones.Backbone, resolution: int, classes: in
 
 
 def _masks(config: Config, trained: dict[str, torch.nn.Parameter]) -> Masks:
-    """As many entries as the density says, at random: where they lie costs little."""
-    told, draw = config.sparse, rng.generator(0, "probe", "masks")
-    if told.density is None:
+    """Random masks of the density: which entries are trained hardly affects the speed."""
+    sparse, draw = config.sparse, rng.generator(0, "probe", "masks")
+    if sparse.density is None:
         return {}
-    names = maskable(trained, biases=told.biases, norms=told.norms, embeddings=told.embeddings)
-    return {n: torch.rand(trained[n].shape, generator=draw) < told.density for n in names}
+    kinds = {"biases": sparse.biases, "norms": sparse.norms, "embeddings": sparse.embeddings}
+    names = maskable(trained, prefix="backbone.", **kinds)
+    return {n: torch.rand(trained[n].shape, generator=draw) < sparse.density for n in names}

@@ -1,4 +1,4 @@
-"""How a suite stands, for people: a bar for it and one for each run, or a line now and then."""
+"""The progress of a suite: a bar for it and one for each active run, or log lines at intervals."""
 
 import logging
 import threading
@@ -9,48 +9,47 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from fedlens.runtime.progress import LINE_INTERVAL_S, display
-from fedlens.suites.eta import Outlook
+from fedlens.suites.eta import Eta
 
 log = logging.getLogger(__name__)
 
+REFRESH_S = 1.0  # of the bars on a terminal
+
 
 @contextmanager
-def overall(title: str, outlook: Outlook) -> Iterator[None]:
-    """Shows while the context lasts how a suite stands: a line for it, and one for each run."""
-    console, over = Console(stderr=True), threading.Event()
-
-    def tick(show: Callable[[], None], seconds: float) -> None:
-        while not over.wait(seconds):
-            show()
-
+def suite_progress(title: str, eta: Eta) -> Iterator[None]:
+    """Show the progress of a suite while the context lasts."""
+    console = Console(stderr=True)
     if console.is_terminal:
         with display(console) as progress:
-            show = _bars(title, outlook, progress)
-            show()
-            yield from _ticking(tick, show, 1.0, over)
+            update = _bars(title, eta, progress)
+            update()
+            with _repeating(update, REFRESH_S):
+                yield
     else:
-        yield from _ticking(
-            tick, lambda: log.info("%s", summary(title, outlook)), LINE_INTERVAL_S, over
-        )
+        with _repeating(lambda: log.info("%s", summary(title, eta)), LINE_INTERVAL_S):
+            yield
 
 
-def summary(title: str, outlook: Outlook) -> str:
-    """One line: runs done of all, which are under way and where, and the time left."""
-    now = [
-        f"{label}: {done} of {total}" if total else label
-        for label, done, total in outlook.underway()
+def summary(title: str, eta: Eta) -> str:
+    """One line: jobs done of all, the time left, and the position of every active one."""
+    state = f"{title}: {eta.finished} of {len(eta.costs)} done"
+    active = [
+        f"{label}: {done} of {total}" if total else label for label, done, total in eta.active()
     ]
-    said = f"{title}: {outlook.finished} of {len(outlook.weights)} done"
-    return ", ".join([said, in_words(outlook.left())]) + "".join(f"; {line}" for line in now)
+    return "; ".join([f"{state}, {time_left_text(eta.seconds_left())}", *active])
 
 
-def _ticking(
-    tick: Callable[[Callable[[], None], float], None],
-    show: Callable[[], None],
-    seconds: float,
-    over: threading.Event,
-) -> Iterator[None]:
-    thread = threading.Thread(target=tick, args=(show, seconds), daemon=True)
+@contextmanager
+def _repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call `update` at this interval, in another thread."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            update()
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
@@ -59,24 +58,25 @@ def _ticking(
         thread.join()
 
 
-def _bars(title: str, outlook: Outlook, progress: Progress) -> Callable[[], None]:
-    lines: dict[str, TaskID] = {}
-    whole = progress.add_task(title, total=len(outlook.weights), left="")
+def _bars(title: str, eta: Eta, progress: Progress) -> Callable[[], None]:
+    bars: dict[str, TaskID] = {}
+    suite = progress.add_task(title, total=len(eta.costs), left="")
 
-    def show() -> None:
-        progress.update(whole, completed=outlook.finished, left=in_words(outlook.left()))
-        now = {label: (done, total) for label, done, total in outlook.underway()}
-        for label in lines.keys() - now.keys():
-            progress.remove_task(lines.pop(label))
-        for label, (done, total) in now.items():
-            if label not in lines:
-                lines[label] = progress.add_task(f"  {label}", total=total or None, left="")
-            progress.update(lines[label], completed=done if total else 0)
+    def update() -> None:
+        left = time_left_text(eta.seconds_left())
+        progress.update(suite, completed=eta.finished, left=left)
+        active = {label: (done, total) for label, done, total in eta.active()}
+        for label in bars.keys() - active.keys():
+            progress.remove_task(bars.pop(label))
+        for label, (done, total) in active.items():
+            if label not in bars:
+                bars[label] = progress.add_task(f"  {label}", total=total or None, left="")
+            progress.update(bars[label], completed=done if total else 0)
 
-    return show
+    return update
 
 
-def in_words(seconds: float | None) -> str:
+def time_left_text(seconds: float | None) -> str:
     if seconds is None:
         return "time left not known yet"
     if not seconds:

@@ -1,7 +1,7 @@
-"""Runs as jobs of a cluster, through submitit: each is the plain command, which can be resumed.
+"""Runs as jobs of a cluster, through submitit: each is a `fedlens run` command that can be resumed.
 
-A job that meets its time limit or is preempted asks its run to save itself, and is queued again
-with the same command. What was submitted is on record, so another call watches it instead.
+A job that reaches its time limit or is preempted asks its run to save its state and is queued again
+with the same command. Submitted jobs are on record: the next `fedlens suite` watches them.
 """
 
 import os
@@ -22,30 +22,32 @@ from fedlens.errors import FedlensError
 from fedlens.files import read_json, write_json
 from fedlens.runtime.stop import StopRequest
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.eta import Outlook
-from fedlens.suites.launch import Outcome, Piece
+from fedlens.suites.eta import Eta
+from fedlens.suites.launch import Job, Outcome
 
 if TYPE_CHECKING:
     import submitit
 
-SAVING = 60.0  # seconds a run has to save itself before its job ends
-TIMEOUTS = 1000  # after so many a job is not queued again
-SHARED = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node",
-          "tasks_per_node", "stderr_to_stdout")  # fmt: skip
+SAVE_TIMEOUT_S = 60.0  # for a run to save its state before its job ends
+POLL_S = 0.2
+MAX_TIMEOUTS = 1000  # a job is not queued again after so many
+# Options submitit has for every cluster; SLURM's own get the prefix slurm_.
+SHARED_OPTIONS = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node",
+                  "tasks_per_node", "stderr_to_stdout")  # fmt: skip
 
 
 class Command:
-    """What a job does: `fedlens` with these words, in a process of its own."""
+    """The function of a job: runs `fedlens` with these arguments as a child process."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(words)
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments = list(arguments)
         self.child: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
-        # The cluster's warning goes to every process of the job; the child waits for ours.
-        deaf = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
-        command = [sys.executable, "-m", "fedlens.cli", *self.words]
-        self.child = subprocess.Popen(command, preexec_fn=deaf)
+        # The cluster warns every process of the job; the child waits for the signal of this one.
+        ignore_warning = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
+        command = [sys.executable, "-m", "fedlens.cli", *self.arguments]
+        self.child = subprocess.Popen(command, preexec_fn=ignore_warning)
         try:
             return self.child.wait()
         finally:
@@ -57,40 +59,44 @@ class Command:
         import submitit
 
         self._stop()
-        return submitit.helpers.DelayedSubmission(Command(self.words))
+        return submitit.helpers.DelayedSubmission(Command(self.arguments))
 
     def _stop(self) -> None:
-        if self.child is None or not _lives(self.child.pid):
+        if self.child is None or not _is_running(self.child.pid):
             return
         self.child.terminate()
-        over = time.monotonic() + SAVING
-        while _lives(self.child.pid) and time.monotonic() < over:
+        deadline = time.monotonic() + SAVE_TIMEOUT_S
+        while _is_running(self.child.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         self.child.kill()
 
 
-def _lives(child: int) -> bool:
-    """Asked of the system: a signal's handler must not wait for whom it interrupted waiting."""
+def _is_running(child: int) -> bool:
+    """Asks the system: `Popen.poll` would block in a signal handler that interrupted its wait."""
     try:
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
         return False
 
 
-def parameters(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` as submitit wants it: its shared names as they are, SLURM's own prefixed."""
-    found: dict[str, Any] = {}
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` as submitit expects it: its shared options as they are, SLURM's own prefixed."""
+    options: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not (key and equals and value):
-            raise FedlensError(f"--slurm {word} is not of the form key=value: partition=gpu, say.")
+            raise FedlensError(
+                f"--slurm {word} is not of the form key=value, such as partition=gpu."
+            )
         name = key.removeprefix("slurm_")
-        found[name if name in SHARED else f"slurm_{name}"] = yaml.safe_load(value)
-    return found
+        options[name if name in SHARED_OPTIONS else f"slurm_{name}"] = yaml.safe_load(value)
+    return options
 
 
-def executor(cluster: str, folder: Path, told: Mapping[str, Any]) -> "submitit.AutoExecutor":
-    """`cluster` is slurm, or local: submitit's own stand-in on this machine."""
+def make_executor(
+    cluster: str, folder: Path, options: Mapping[str, Any]
+) -> "submitit.AutoExecutor":
+    """`cluster` is slurm, or local: submitit's emulation on this machine."""
     try:
         import submitit
     except ImportError as error:
@@ -98,46 +104,48 @@ def executor(cluster: str, folder: Path, told: Mapping[str, Any]) -> "submitit.A
             f"--launcher {cluster} needs submitit: pip install 'fedlens[slurm]'."
         ) from error
     try:
-        found = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=TIMEOUTS)
-        found.update_parameters(**{"timeout_min": 720, "name": "fedlens", **told})
+        executor = submitit.AutoExecutor(
+            folder, cluster=cluster, slurm_max_num_timeout=MAX_TIMEOUTS
+        )
+        executor.update_parameters(**{"timeout_min": 720, "name": "fedlens", **options})
     except (NameError, ValueError, AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise FedlensError(f"--launcher {cluster} cannot be used as told: {reason}") from error
-    return found
+        raise FedlensError(f"submitit refuses --launcher {cluster}: {reason}") from error
+    return executor
 
 
-def submitted(
-    pieces: Sequence[Piece],
-    outlook: Outlook,
+def submit_all(
+    jobs: Sequence[Job],
+    eta: Eta,
     stop: StopRequest,
     *,
-    through: "submitit.AutoExecutor",
+    executor: "submitit.AutoExecutor",
     at_once: int | None = None,
 ) -> Iterator[Outcome]:
-    """Submits every piece, at most `at_once` at a time, and watches them until they end."""
-    waiting, watched = deque(pieces), dict[str, tuple[Piece, Any]]()
+    """Submit every job, at most `at_once` at a time, and watch them until they end."""
+    waiting, watched = deque(jobs), dict[str, tuple[Job, Any]]()
     while waiting or watched:
         stop.check()
         while waiting and (at_once is None or len(watched) < at_once):
-            piece = waiting.popleft()
-            outlook.begins(piece.label, piece.folder)
+            job = waiting.popleft()
+            eta.start(job.label, job.folder)
             try:
-                watched[piece.label] = piece, _job(piece, through)
+                watched[job.label] = job, _submission(job, executor)
             except FedlensError as error:
-                outlook.ends(piece.label, failed=True)
-                yield Outcome(piece, str(error))
-        for label, (piece, job) in list(watched.items()):
-            if job.done():
+                eta.end(job.label, failed=True)
+                yield Outcome(job, str(error))
+        for label, (job, submission) in list(watched.items()):
+            if submission.done():
                 del watched[label]
-                failure = _failure(piece, job, _record(piece, through))
-                outlook.ends(label, failed=failure is not None)
-                yield Outcome(piece, failure)
-        time.sleep(0.2 if watched else 0)
+                failure = _failure(job, submission, _record(job, executor))
+                eta.end(label, failed=failure is not None)
+                yield Outcome(job, failure)
+        time.sleep(POLL_S if watched else 0)
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """A run that some process has in hand, be it a job of which no more is known."""
+class RunningElsewhere:
+    """A run that another process carries out, perhaps a job that is not on record."""
 
     folder: RunFolder
 
@@ -145,41 +153,43 @@ class Elsewhere:
         return self.folder.state() != "running"
 
 
-def _record(piece: Piece, through: "submitit.AutoExecutor") -> Path:
-    """Written when the piece is submitted."""
-    return Path(through.folder) / f"{piece.folder.name}.json"
+def _record(job: Job, executor: "submitit.AutoExecutor") -> Path:
+    """Written when the job is submitted."""
+    return Path(executor.folder) / f"{job.folder.name}.json"
 
 
-def _job(piece: Piece, through: "submitit.AutoExecutor") -> Any:
-    """The job of that piece: one that was submitted before and is not over, or a new one."""
-    record = _record(piece, through)
+def _submission(job: Job, executor: "submitit.AutoExecutor") -> Any:
+    """The cluster's job: one that was submitted before and has not ended, or a new one."""
+    record = _record(job, executor)
     if record.exists():
-        before = through._executor.job_class(through.folder, read_json(record)["job"])
-        if not before.done(force_check=True) and before.state != "UNKNOWN":  # that is: forgotten
-            return before
-    if piece.folder.state() == "running":
-        return Elsewhere(piece.folder)
+        earlier = executor._executor.job_class(executor.folder, read_json(record)["job"])
+        # UNKNOWN: the cluster has forgotten it.
+        if not earlier.done(force_check=True) and earlier.state != "UNKNOWN":
+            return earlier
+    if job.folder.state() == "running":
+        return RunningElsewhere(job.folder)
     try:
-        job = through.submit(Command(piece.words))
+        submission = executor.submit(Command(job.arguments))
     except (RuntimeError, OSError) as error:
         reason = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        raise FedlensError(f"Its job was refused: {reason}") from error
-    write_json(record, {"job": job.job_id, "words": piece.words})
-    return job
+        raise FedlensError(f"The cluster refused the job: {reason}") from error
+    write_json(record, {"job": submission.job_id, "arguments": job.arguments})
+    return submission
 
 
-def _failure(piece: Piece, job: Any, record: Path) -> str | None:
-    if piece.folder.result is not None:
+def _failure(job: Job, submission: Any, record: Path) -> str | None:
+    if job.folder.result is not None:
         return None
-    if isinstance(job, Elsewhere):
-        return piece.folder.failure or (
-            "Another process had it in hand and left it unfinished: give the same command again."
+    if isinstance(submission, RunningElsewhere):
+        return job.folder.failure or (
+            "Another process left the run unfinished: run the same command again to resume."
         )
-    told = piece.folder.path / "failure.json"
-    if told.exists() and told.stat().st_mtime_ns >= record.stat().st_mtime_ns:  # of this job
-        return piece.folder.failure
-    said = Path(job.paths.stderr)
-    lines = said.read_text(errors="replace").splitlines() if said.exists() else []
-    refused = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    ended = f"Its job {job.job_id} ended without a result ({job.state}); its log is {said}."
-    return refused[-1] if refused else ended
+    failure = job.folder.path / "failure.json"
+    if failure.exists() and failure.stat().st_mtime_ns >= record.stat().st_mtime_ns:  # of this job
+        return job.folder.failure
+    log = Path(submission.paths.stderr)
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    return f"Job {submission.job_id} ended without a result ({submission.state}); its log is {log}."

@@ -1,9 +1,8 @@
-"""Suites: tables of runs declared in YAML, and studies made of several such tables.
+"""Suites: tables of runs declared in YAML, and studies made of several tables.
 
-A row is an experiment with overrides, a column more; `common` are overrides of all runs, which rows
-and columns may change. A section is another suite with words for all its runs, or one written out
-in its place. `analyses` are words of `fedlens arithmetic`, asked of the rows they list afterwards.
-Runs are found by what they are: suites share them, skip what is finished and continue the rest.
+A row is an experiment with overrides, a column adds overrides; `common` overrides hold for all runs
+unless a row or column changes them. A section is another suite, named or written in place, with
+overrides for all its runs. `analyses` are `fedlens arithmetic` commands for finished runs of rows.
 """
 
 import shlex
@@ -21,23 +20,25 @@ from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
 from fedlens.config.compose import changed, compose
-from fedlens.config.options import CONFIGS, groups, header, options
-from fedlens.config.schema import Config
+from fedlens.config.options import PRESETS, groups, header, options
+from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.errors import FedlensError, suggest
+from fedlens.registry import REGISTRIES
 
 SLASH = " / "  # between the parts of a label
+KEYS = ("common", "sections", "seeds", "rows", "columns", "analyses")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run and where it stands: in which section, row and column, under which seed."""
+    """One run of a suite, at one seed."""
 
-    section: str  # "" where the suite is one table; of sections in sections: "outer / inner"
+    section: str  # "" where the suite is one table; "outer / inner" for nested sections
     row: str
     column: str
     config: Config
-    words: list[str]  # the experiment and overrides that give the config
-    analyses: list[str]  # what is asked of the run when it is finished
+    arguments: list[str]  # of `fedlens run`: the experiment and its overrides
+    analyses: list[str]  # `fedlens arithmetic` commands for the finished run
 
     @property
     def label(self) -> str:
@@ -49,77 +50,79 @@ class Suite:
     name: str
     documentation: str
     rows: dict[str, str] = field(default_factory=dict)  # label → experiment and overrides
-    columns: dict[str, str] = field(default_factory=lambda: {"": ""})  # label → further overrides
-    analyses: dict[str, list[str]] = field(default_factory=dict)  # words → labels of rows
-    seeds: int | None = None  # how many, where the command does not say
+    columns: dict[str, str] = field(default_factory=lambda: {"": ""})  # label → more overrides
+    analyses: dict[str, list[str]] = field(default_factory=dict)  # command → labels of rows
+    seeds: int | None = None  # how many, unless the command line says it
     sections: dict[str, tuple["Suite", list[str]]] = field(default_factory=dict)
     common: str = ""  # overrides of all runs, before those of rows and columns
 
     def cells(self, overrides: Sequence[str] = (), *, seeds: int | None = None) -> list[Cell]:
-        """Every run, composed: the whole study at its first seed, then at the next.
+        """All runs, composed: the whole study at its first seed, then at the next.
 
-        `overrides` come last and hold for all; a seed among them is the first one.
+        `overrides` come last and hold for all runs; `seed=N` among them is the first seed.
         """
-        if any(word.partition("=")[0] == "run.name" for word in overrides):
+        if any(override.partition("=")[0] == "run.name" for override in overrides):
             raise FedlensError(
-                "run.name would make all runs of the suite one: leave it out, and say run.root "
-                "for another folder."
+                "run.name would give all runs of the suite the same name: leave it out, or set "
+                "run.root to choose another folder."
             )
-        found = list(self._cells("", [], list(overrides), None))
-        counts = [seeds or told or 1 for _, told in found]
+        cells = list(self._cells("", [], list(overrides), None))
+        counts = [seeds or own_seeds or 1 for _, own_seeds in cells]
         return [
-            _reseeded(cell, number)
+            _with_seed(cell, number)
             for number in range(max(counts))
-            for (cell, _), count in zip(found, counts, strict=True)
+            for (cell, _), count in zip(cells, counts, strict=True)
             if number < count
         ]
 
     def _cells(
-        self, section: str, first: list[str], last: list[str], told: int | None
+        self, section: str, first: list[str], last: list[str], seeds: int | None
     ) -> Iterator[tuple[Cell, int | None]]:
-        """Cells at their first seed, and how many seeds were told: the nearest one told counts."""
-        told, first = self.seeds or told, [*first, *shlex.split(self.common)]
+        """Cells at their first seed, and how many seeds the innermost suite that sets it has."""
+        seeds, first = self.seeds or seeds, [*first, *shlex.split(self.common)]
         for row, words in self.rows.items():
             experiment, *own = shlex.split(words)
-            asked = [analysis for analysis, labels in self.analyses.items() if row in labels]
+            analyses = [command for command, labels in self.analyses.items() if row in labels]
             for column, more in self.columns.items():
-                said = _last_of_each([*first, *own, *shlex.split(more), *last])
-                config = _composed(experiment, tuple(said))
-                yield Cell(section, row, column, config, [experiment, *said], asked), told
-        for label, (suite, more_words) in self.sections.items():
-            where = SLASH.join(filter(None, (section, label)))
-            yield from suite._cells(where, first, [*more_words, *last], told)
+                overrides = _merged([*first, *own, *shlex.split(more), *last])
+                config = _composed(experiment, tuple(overrides))
+                yield Cell(section, row, column, config, [experiment, *overrides], analyses), seeds
+        for label, (suite, own_overrides) in self.sections.items():
+            inner = SLASH.join(filter(None, (section, label)))
+            yield from suite._cells(inner, first, [*own_overrides, *last], seeds)
 
 
 def suites() -> list[Suite]:
     return [find(name) for name in options("suite")]
 
 
-def find(which: str) -> Suite:
-    """A suite of ours by name, or anybody's by the path of its YAML file."""
-    return _find(which, Path(), ())
+def find(name: str) -> Suite:
+    """The suite of that name, or of that YAML file."""
+    return _find(name, Path(), ())
 
 
 def only(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
-    """Those whose "section / row / column" contains one of the texts; all if there are none.
+    """The cells whose "section / row / column" contains one of the texts; all if there are none.
 
-    A text, or the last part of one, that is the whole name of a part somewhere stands for that
-    alone: Nc=1 is not Nc=10.
+    A text, or its last part, that is the full name of a section, row or column matches that name
+    alone: Nc=1 does not match Nc=10.
     """
     if not texts:
         return list(cells)
     names = {name for cell in cells for name in cell.label.casefold().split(SLASH)}
     wanted = [text.casefold() for text in texts]
-    found = [
-        cell for cell in cells if any(_fits(cell.label.casefold(), text, names) for text in wanted)
+    matches = [
+        cell
+        for cell in cells
+        if any(_matches(cell.label.casefold(), text, names) for text in wanted)
     ]
-    if not found:
+    if not matches:
         labels = ", ".join(f"'{label}'" for label in dict.fromkeys(c.label for c in cells))
-        raise FedlensError(f"--only {' '.join(texts)} fits no run: there are {labels}.")
-    return found
+        raise FedlensError(f"--only {' '.join(texts)} matches no run: choose from {labels}.")
+    return matches
 
 
-def _fits(label: str, text: str, names: set[str]) -> bool:
+def _matches(label: str, text: str, names: set[str]) -> bool:
     if text in names:
         return text in label.split(SLASH)
     if text.rpartition(SLASH)[2] in names:
@@ -127,28 +130,33 @@ def _fits(label: str, text: str, names: set[str]) -> bool:
     return text in label
 
 
-def _reseeded(cell: Cell, number: int) -> Cell:
+def _with_seed(cell: Cell, number: int) -> Cell:
+    """The cell at its seed plus `number`."""
+    experiment, *overrides = cell.arguments
     seed = cell.config.seed + number
-    words = _last_of_each([*cell.words[1:], f"seed={seed}"])
     config = replace(cell.config, seed=seed)
-    return replace(cell, config=config, words=[cell.words[0], *words])
+    return replace(
+        cell, config=config, arguments=[experiment, *_merged([*overrides, f"seed={seed}"])]
+    )
 
 
-def _composed(experiment: str, words: tuple[str, ...]) -> Config:
-    """As `compose` does, but what cells have in common is composed once: a study has hundreds."""
+def _composed(experiment: str, overrides: tuple[str, ...]) -> Config:
+    """As `compose`, but presets that many cells share are composed once: a study has hundreds."""
     if experiment in options("experiment"):
-        return _shared(experiment, words)
-    return compose(experiment, list(words))  # a file may say something else the next time
+        return _cached(experiment, overrides)
+    return compose(experiment, list(overrides))  # the file may change between two calls
 
 
 @cache
-def _shared(experiment: str, words: tuple[str, ...]) -> Config:
-    chosen = tuple(word for word in words if word.partition("=")[0] in groups())
+def _cached(experiment: str, overrides: tuple[str, ...]) -> Config:
+    # A head that is chosen decides anew whether it is frozen, so it is composed with the presets.
+    choices = {*groups(), "head"}
+    chosen = tuple(word for word in overrides if word.partition("=")[0] in choices)
     try:
-        values = dict(_told(word) for word in words if word not in chosen)
+        values = dict(_parse_override(word) for word in overrides if word not in chosen)
         return changed(_base(experiment, chosen), values)
-    except (FedlensError, HydraException):  # refused in better words, or fine only as a whole
-        return compose(experiment, list(words))
+    except (FedlensError, HydraException):  # `compose` says why, or accepts it as a whole
+        return compose(experiment, list(overrides))
 
 
 @cache
@@ -157,115 +165,132 @@ def _base(experiment: str, chosen: tuple[str, ...]) -> Config:
 
 
 @cache
-def _told(word: str) -> tuple[str, Any]:
-    found = OverridesParser.create().parse_override(word)
-    if found.type != OverrideType.CHANGE or found.is_sweep_override():
-        raise FedlensError(f"'{word}' does not give a key a value.")
-    return found.key_or_group, found.value()
+def _parse_override(word: str) -> tuple[str, Any]:
+    override = OverridesParser.create().parse_override(word)
+    if override.type != OverrideType.CHANGE or override.is_sweep_override():
+        raise FedlensError(f"'{word}' does not set a key to one value.")
+    return override.key_or_group, override.value()
 
 
-def _last_of_each(words: Sequence[str]) -> list[str]:
-    """Of two words for one key the later one holds."""
-    return list({word.partition("=")[0]: word for word in words}.values())
+def _merged(overrides: Sequence[str]) -> list[str]:
+    """The last override of each key; a row chosen later drops parameters it does not read."""
+    merged: dict[str, str] = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in ROW_KEYS:
+            for other in _parameters_unread(key, value, merged):
+                del merged[other]
+        merged[key] = override
+    return list(merged.values())
 
 
-def _find(which: str, folder: Path, within: tuple[str, ...]) -> Suite:
-    """`folder` is where paths begin, `within` the suites this one is a section of."""
-    if which.endswith((".yaml", ".yml")):
-        path = folder / which
-        return _read(path, path.stem, path.parent, (*within, str(path.resolve())))
-    if which not in options("suite"):
+def _parameters_unread(key: str, row: str, earlier: dict[str, str]) -> list[str]:
+    """Of the keys set earlier, the parameters below `key` that this row does not have."""
+    rows = REGISTRIES[ROW_KEYS[key]]
+    if row not in rows:
+        return []
+    read = {f"{key}.{one.name}" for one in rows[row].parameters}
+    return [other for other in earlier if other.startswith(f"{key}.") and other not in read]
+
+
+def _find(name: str, folder: Path, parents: tuple[str, ...]) -> Suite:
+    """Paths are relative to `folder`; `parents` are the suites that contain this one."""
+    if name.endswith((".yaml", ".yml")):
+        path = folder / name
+        return _read(path, path.stem, path.parent, (*parents, str(path.resolve())))
+    if name not in options("suite"):
         raise FedlensError(
-            f"There is no suite '{which}' (nor a .yaml file): {suggest(which, options('suite'))}"
+            f"'{name}' is not a known suite, nor a .yaml file: {suggest(name, options('suite'))}"
         )
-    packaged = files(CONFIGS).joinpath("suite", f"{which}.yaml")
-    return _read(packaged, which, folder, (*within, which))
+    preset = files(PRESETS).joinpath("suite", f"{name}.yaml")
+    return _read(preset, name, folder, (*parents, name))
 
 
 def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, ...]) -> Suite:
     if chain[-1] in chain[:-1]:
-        raise FedlensError(f"The suite {name} has itself as a section: take that section out.")
+        raise FedlensError(f"The suite {name} contains itself as a section: remove that section.")
     try:
         text = path.read_text(encoding="utf-8")
-        told: Any = yaml.safe_load(text)
+        content: Any = yaml.safe_load(text)
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FedlensError(f"{path} is not a suite: it is not YAML.") from error
-    return _parsed(told, str(path), name, header(text), folder, chain)
+    return _parse(content, str(path), name, header(text), folder, chain)
 
 
-def _parsed(
-    told: Any, where: str, name: str, documentation: str, folder: Path, chain: tuple[str, ...]
+def _parse(
+    content: Any, where: str, name: str, documentation: str, folder: Path, chain: tuple[str, ...]
 ) -> Suite:
-    """What YAML says, checked; `where` it says so begins a complaint."""
-    if not isinstance(told, dict) or not told.keys() & {"rows", "sections"}:
+    """The suite of a YAML file's content; `where` begins the error messages."""
+    if not isinstance(content, dict) or not content.keys() & {"rows", "sections"}:
         raise FedlensError(
             f"{where} is not a suite: it needs `rows`, each an experiment with overrides, or "
             "`sections`, each another suite."
         )
-    known = ("common", "sections", "seeds", "rows", "columns", "analyses")
-    if unknown := [str(key) for key in told if key not in known]:
-        raise FedlensError(f"{where} has keys a suite does not know: {', '.join(unknown)}.")
-    rows, columns = told.get("rows", {}), told.get("columns", {"": ""})
-    sections, seeds = told.get("sections", {}), told.get("seeds")
-    tables = (("rows", rows, _is_words), ("columns", columns, _is_words))
-    for key, table, fits in (*tables, ("sections", sections, _is_section)):
-        if key in told and not _of_labels(table, fits):
+    if unknown := [str(key) for key in content if key not in KEYS]:
+        raise FedlensError(
+            f"{where}: unknown keys {', '.join(unknown)}: a suite has {', '.join(KEYS)}."
+        )
+    rows, columns = content.get("rows", {}), content.get("columns", {"": ""})
+    sections, seeds = content.get("sections", {}), content.get("seeds")
+    tables = (("rows", rows, _is_command), ("columns", columns, _is_command))
+    for key, table, is_value in (*tables, ("sections", sections, _is_section)):
+        if key in content and not _is_table(table, is_value):
             raise FedlensError(
-                f"{where}: {key} map at least one label, a text (a number in quotes), to words of "
-                "a command line, with quotes in pairs."
+                f"{where}: {key} must map labels (text; numbers in quotes) to command-line words "
+                "with closed quotes, and have at least one label."
             )
-    common = told.get("common", "")
-    if "common" in told and not _is_words(common):
-        raise FedlensError(f"{where}: common is key=value words, with quotes in pairs.")
+    common = content.get("common", "")
+    if "common" in content and not _is_command(common):
+        raise FedlensError(f"{where}: common must be key=value overrides with closed quotes.")
     if seeds is not None and (type(seeds) is not int or seeds < 1):
-        raise FedlensError(f"{where}: seeds is a whole number of at least 1, not {seeds}.")
-    analyses = told.get("analyses", {})
+        raise FedlensError(f"{where}: seeds must be an integer of at least 1, not {seeds}.")
+    analyses = content.get("analyses", {})
     if not isinstance(analyses, dict) or not all(
-        _is_words(words) and _of_rows(asked, rows) for words, asked in analyses.items()
+        _is_command(command) and _are_rows(labels, rows) for command, labels in analyses.items()
     ):
         raise FedlensError(
-            f"{where}: analyses map words of `fedlens arithmetic` to a list of labels of its rows."
+            f"{where}: analyses must map `fedlens arithmetic` commands to lists of row labels."
         )
-    found: dict[str, tuple[Suite, list[str]]] = {}
+    inner_suites: dict[str, tuple[Suite, list[str]]] = {}
     for label, section in sections.items():
         if isinstance(section, dict):
-            inner = _parsed(section, f"{where}, section {label}", label, "", folder, chain)
-            found[label] = (inner, [])
+            inner = _parse(section, f"{where}, section {label}", label, "", folder, chain)
+            inner_suites[label] = (inner, [])
         else:
-            which, *rest = shlex.split(section)
-            found[label] = (_find(which, folder, chain), rest)
-    rows = {label: _beside(words, folder) for label, words in rows.items()}
-    return Suite(name, documentation, rows, columns, analyses, seeds, found, common)
+            inner_name, *overrides = shlex.split(section)
+            inner_suites[label] = (_find(inner_name, folder, chain), overrides)
+    rows = {label: _relative_to(folder, words) for label, words in rows.items()}
+    return Suite(name, documentation, rows, columns, analyses, seeds, inner_suites, common)
 
 
-def _of_labels(table: object, fits: Callable[[object], bool]) -> bool:
+def _is_table(table: object, is_value: Callable[[object], bool]) -> bool:
     return (
         isinstance(table, dict)
         and bool(table)
-        and all(isinstance(key, str) and fits(value) for key, value in table.items())
+        and all(isinstance(key, str) and is_value(value) for key, value in table.items())
     )
 
 
 def _is_section(value: object) -> bool:
-    return isinstance(value, dict) or _is_words(value)
+    return isinstance(value, dict) or _is_command(value)
 
 
-def _is_words(value: object) -> bool:
+def _is_command(value: object) -> bool:
     try:
         return isinstance(value, str) and bool(shlex.split(value))
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         return False
 
 
-def _beside(words: str, folder: Path) -> str:
-    """An experiment that is a file lies beside the suite, as sections do."""
-    experiment, *rest = shlex.split(words)
+def _relative_to(folder: Path, words: str) -> str:
+    """The path of an experiment file is relative to the suite's folder, as those of sections."""
+    experiment, *overrides = shlex.split(words)
     if experiment.endswith((".yaml", ".yml")):
-        return shlex.join([str(folder / experiment), *rest])
+        return shlex.join([str(folder / experiment), *overrides])
     return words
 
 
-def _of_rows(asked: object, rows: dict[str, str]) -> bool:
-    return isinstance(asked, list) and all(row in rows for row in asked)
+def _are_rows(labels: object, rows: dict[str, str]) -> bool:
+    return isinstance(labels, list) and all(label in rows for label in labels)

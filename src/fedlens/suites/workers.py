@@ -1,7 +1,7 @@
-"""Pieces of a suite on worker processes of this machine, each taking the next when it is free.
+"""Jobs of a suite on worker processes of this machine; a free worker takes the next job.
 
-Torch is loaded once and forked from there. A worker that dies has failed the piece it had, and is
-replaced; workers end with the process that started them, however that ends.
+Torch is loaded once, in a server that workers are forked from. A worker that dies fails its job and
+is replaced. Workers end with the process that started them, however it ends.
 """
 
 import multiprocessing
@@ -18,28 +18,28 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from fedlens.runtime.stop import Interrupted, StopRequest
-from fedlens.suites.eta import Outlook
-from fedlens.suites.launch import Outcome, Piece, attempt
+from fedlens.suites.eta import Eta
+from fedlens.suites.launch import Job, Outcome, attempt
 
-PATIENCE = 0.5  # seconds until a stop request is looked for again
+POLL_S = 0.5  # how often a stop request is looked for
 STOPPED = "stopped"
-ASKING = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
 class Worker:
     process: BaseProcess
     pipe: Connection
-    piece: Piece | None = None
+    job: Job | None = None
 
 
 class Workers:
-    """`count` processes with `threads` threads each, for as long as the context lasts."""
+    """`count` processes with `threads` threads each, while the context lasts."""
 
     def __init__(self, count: int, *, threads: int) -> None:
         self.count = count
         self.threads = threads
-        # A server that has loaded torch and never used it can be forked safely, threads or not.
+        # A server that has loaded torch but never used it can be forked safely.
         self.context = multiprocessing.get_context(
             "spawn" if sys.platform == "win32" else "forkserver"
         )
@@ -55,33 +55,31 @@ class Workers:
             worker.process.join()
             worker.pipe.close()
 
-    def play(
-        self, pieces: Sequence[Piece], outlook: Outlook, stop: StopRequest
-    ) -> Iterator[Outcome]:
-        """Outcomes in the order they come in; on a stop request runs save themselves first."""
-        waiting, asked = deque(pieces), False
+    def run(self, jobs: Sequence[Job], eta: Eta, stop: StopRequest) -> Iterator[Outcome]:
+        """Outcomes as jobs end; after a stop request the active runs save their state first."""
+        waiting, stopping = deque(jobs), False
         while len(self.workers) < min(self.count, len(waiting)):
-            self.workers.append(self._hire())
-        while (waiting and not stop.name) or any(worker.piece for worker in self.workers):
+            self.workers.append(self._spawn())
+        while (waiting and not stop.name) or any(worker.job for worker in self.workers):
             for worker in self.workers:
-                if waiting and not stop.name and worker.piece is None:
-                    self._give(worker, waiting.popleft(), outlook)
-            if stop.name and not asked:
-                asked = True
+                if waiting and not stop.name and worker.job is None:
+                    self._send(worker, waiting.popleft(), eta)
+            if stop.name and not stopping:
+                stopping = True
                 for worker in self.workers:
-                    if worker.piece:
-                        _ask(worker)
-            for worker, failure in self._heard():
-                piece, worker.piece = worker.piece, None
-                assert piece is not None
-                outlook.ends(piece.label, failed=failure is not None)
+                    if worker.job:
+                        _request_stop(worker)
+            for worker, failure in self._results():
+                job, worker.job = worker.job, None
+                assert job is not None
+                eta.end(job.label, failed=failure is not None)
                 if failure != STOPPED and not (stop.name and not worker.process.is_alive()):
-                    yield Outcome(piece, failure)
+                    yield Outcome(job, failure)
                 if not worker.process.is_alive() and not stop.name:
                     self._replace(worker)
         stop.check()
 
-    def _hire(self) -> Worker:
+    def _spawn(self) -> Worker:
         if self.context.get_start_method() == "forkserver":
             _start_server()
         ours, theirs = self.context.Pipe()
@@ -92,54 +90,55 @@ class Workers:
         theirs.close()
         return Worker(process, ours)
 
-    def _give(self, worker: Worker, piece: Piece, outlook: Outlook) -> None:
-        worker.piece = piece
-        outlook.begins(piece.label, piece.folder)
-        with suppress(OSError):  # it died while idle: `_heard` sees that
-            worker.pipe.send(piece.call)
+    def _send(self, worker: Worker, job: Job, eta: Eta) -> None:
+        worker.job = job
+        eta.start(job.label, job.folder)
+        with suppress(OSError):  # it died while idle: `_results` reports that
+            worker.pipe.send(job.call)
 
-    def _heard(self) -> list[tuple[Worker, str | None]]:
-        """Workers that have answered or died, with why the piece failed."""
-        busy = [worker for worker in self.workers if worker.piece]
-        # The server tells who ends, and so does its own end: a worker of whom it did may live on.
-        untold = [w.process.sentinel for w in busy if w.process.exitcode is None]
-        wait([*(worker.pipe for worker in busy), *untold], PATIENCE)
-        found: list[tuple[Worker, str | None]] = []
+    def _results(self) -> list[tuple[Worker, str | None]]:
+        """Workers that have answered or died, and why their jobs failed."""
+        busy = [worker for worker in self.workers if worker.job]
+        # A sentinel is ready when the worker ends, but also when the server does: the worker may
+        # still run then, and its sentinel stays ready.
+        sentinels = [w.process.sentinel for w in busy if w.process.exitcode is None]
+        wait([*(worker.pipe for worker in busy), *sentinels], POLL_S)
+        results: list[tuple[Worker, str | None]] = []
         for worker in busy:
-            gone = worker.process.exitcode is not None and not _lives(worker)
+            ended = worker.process.exitcode is not None and not _is_running(worker)
             try:
                 if worker.pipe.poll():
-                    found.append((worker, worker.pipe.recv()))
-                elif gone:
-                    found.append((worker, _death(worker.process.exitcode or 0)))
+                    results.append((worker, worker.pipe.recv()))
+                elif ended:
+                    results.append((worker, _describe_exit(worker.process.exitcode or 0)))
             except (EOFError, OSError):
                 worker.process.join()
-                found.append((worker, _death(worker.process.exitcode or 0)))
-        return found
+                results.append((worker, _describe_exit(worker.process.exitcode or 0)))
+        return results
 
     def _replace(self, worker: Worker) -> None:
         worker.pipe.close()
-        self.workers[self.workers.index(worker)] = self._hire()
+        self.workers[self.workers.index(worker)] = self._spawn()
 
 
 def _start_server() -> None:
-    """Starts it deaf to Ctrl-C and SIGTERM: those are for us, who ask the workers."""
-    resource_tracker.ensure_running()  # it ends such deafness, so it goes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    """Start it with Ctrl-C and SIGTERM blocked: this process stops the workers itself."""
+    resource_tracker.ensure_running()  # first, since it unblocks these signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ask(worker: Worker) -> None:
-    """To save itself; `terminate` would not reach one whose server is gone."""
+def _request_stop(worker: Worker) -> None:
+    """By the process id: `terminate` would not reach a worker whose server has ended."""
     assert worker.process.pid is not None
     with suppress(ProcessLookupError):
         os.kill(worker.process.pid, signal.SIGTERM)
 
 
-def _lives(worker: Worker) -> bool:
+def _is_running(worker: Worker) -> bool:
     assert worker.process.pid is not None
     try:
         os.kill(worker.process.pid, 0)
@@ -148,7 +147,7 @@ def _lives(worker: Worker) -> bool:
     return True
 
 
-def _death(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"Its process ended with exit code {code}."
     name = signal.Signals(-code).name
@@ -158,12 +157,12 @@ def _death(code: int) -> str:
 
 
 def _serve(pipe: Connection, threads: int) -> None:
-    """A worker's life: a piece at a time until nobody is there to send one."""
-    os.setsid()  # Ctrl-C is for the parent, which asks once
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # as the server was started with
-    silent = os.open(os.devnull, os.O_RDWR)
-    os.dup2(silent, 1)  # runs have their logs; what there is to say the parent says
-    os.dup2(silent, 2)
+    """The main function of a worker: one job at a time until the pipe is closed."""
+    os.setsid()  # Ctrl-C goes to the parent alone, which sends one stop request
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked in the server
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 1)  # runs write their own logs, and the parent prints their outcomes
+    os.dup2(devnull, 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

@@ -1,1 +1,1 @@
-"""Hyper-parameter search: spaces, trials, searches."""
+"""Hyper-parameter search: search spaces, trials, studies."""

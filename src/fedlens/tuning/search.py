@@ -1,6 +1,6 @@
-"""What a search is, and the SQLite file of its trials: made whole or not at all, used by one.
+"""A hyper-parameter search and the SQLite file of its trials, used by one process at a time.
 
-The same file may be opened with Optuna's own tools; its only study is called `search`.
+Optuna's own tools can read the file; its only study is called `search`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedlens.config import compose
-from fedlens.config.identity import essence, run_name
+from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config, RunConfig, rounds
 from fedlens.errors import FedlensError
 from fedlens.files import replacing
@@ -31,11 +31,11 @@ from fedlens.tuning.space import Dimension
 from fedlens.tuning.trial_records import Record
 
 STUDY = "search"
-PATIENCE = 5  # complete trials before any is stopped
-WARM_UP = 4  # no trial is stopped in the first of so many parts of its epochs or rounds
+STARTUP_TRIALS = 5  # that are complete before any trial is stopped early
+WARM_UP = 4  # no trial is stopped in the first 1/4 of its epochs or rounds
 
 PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
-    "median": lambda units: optuna.pruners.MedianPruner(PATIENCE, units // WARM_UP),
+    "median": lambda units: optuna.pruners.MedianPruner(STARTUP_TRIALS, units // WARM_UP),
     "none": lambda units: optuna.pruners.NopPruner(),
 }
 DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
@@ -53,24 +53,24 @@ STATES = {
 
 @dataclass(frozen=True)
 class Search:
-    """What is asked: the best values of the dimensions for a config that is given otherwise."""
+    """Find the best values of the dimensions of `space`; all other keys are as in `config`."""
 
     config: Config
     space: list[Dimension]
     seed: int = 0
     pruner: str = "median"
-    name: str | None = None  # null: made from all of this
+    name: str | None = None  # null: a hash of all the above
 
     @cached_property
     def folder(self) -> Path:
         return Path(self.config.run.root) / "tune" / (self.name or self._name())
 
     @cached_property
-    def told(self) -> Record:
-        """All that decides which trials are made; a search is taken up only by the same."""
+    def identity(self) -> Record:
+        """Everything that determines the trials; only an identical search resumes this one."""
         return {
-            "config": essence(self.config),
-            "space": {one.key: one.told() for one in self.space},
+            "config": identity(self.config),
+            "space": {one.key: one.record() for one in self.space},
             "seed": self.seed,
             "pruner": self.pruner,
         }
@@ -80,15 +80,15 @@ class Search:
         return {one.key: DISTRIBUTIONS[one.kind](*one.values) for one in self.space}
 
     def _name(self) -> str:
-        text = json.dumps(self.told, sort_keys=True)
+        text = json.dumps(self.identity, sort_keys=True)
         return f"{self.config.experiment}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def best(self, values: Record) -> Config:
-        """The experiment with these values, as it is run once the search is over."""
+        """The experiment with these values, to be run after the search."""
         return compose.changed(self.config, values)
 
     def trial(self, values: Record) -> Config:
-        """The same, but it never opens the test split, and leaves little on the disk."""
+        """The same, but the test split stays closed and only one checkpoint is kept."""
         untested = {"evaluate.test": False, "evaluate.test_curve": False}
         config = compose.changed(self.config, {**values, **untested})
         kept = replace(config.checkpoint, keep_last=1, keep_best=1)
@@ -96,8 +96,8 @@ class Search:
         return replace(config, checkpoint=kept, run=place)
 
 
-def settled(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials with an outcome, in order; one whose session was killed is not among them."""
+def finished_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Trials with an outcome, in order; without those whose session was killed."""
     return [
         trial
         for trial in study.get_trials(deepcopy=False, states=tuple(STATES))
@@ -105,48 +105,53 @@ def settled(study: optuna.Study) -> list[FrozenTrial]:
     ]
 
 
-def failures(trials: list[FrozenTrial]) -> int:
+def count_failed(trials: list[FrozenTrial]) -> int:
     return sum(trial.state == TrialState.FAIL for trial in trials)
 
 
-def counted(trials: list[FrozenTrial]) -> int:
-    """Those that are complete or pruned."""
-    return len(trials) - failures(trials)
+def count_scored(trials: list[FrozenTrial]) -> int:
+    """Trials that are complete or pruned."""
+    return len(trials) - count_failed(trials)
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse a folder that another process searches in."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / "search.lock")
-        held.acquire(timeout=2)
+        lock = FileLock(folder / "search.lock")
+        lock.acquire(timeout=2)
     except Timeout as error:
-        raise FedlensError(f"{folder} is being searched by another process.") from error
+        raise FedlensError(
+            f"Another process runs the search in {folder}: wait until it ends."
+        ) from error
     except OSError as error:
         raise FedlensError(f"Cannot write to {folder} ({error.strerror}).") from error
     try:
         yield
     finally:
-        held.release()
+        lock.release()
 
 
 @contextmanager
-def opened(asked: Search) -> Iterator[optuna.Study]:
-    """The study in its SQLite file, made whole or not at all."""
-    path, told = asked.folder / "study.db", json.loads(json.dumps(asked.told))
+def open_study(search: Search) -> Iterator[optuna.Study]:
+    """The study in its SQLite file, which is created atomically."""
+    path, identity = search.folder / "study.db", json.loads(json.dumps(search.identity))
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it says, our log says
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # fedlens logs the same
     try:
         if not path.exists():
             with replacing(path) as temporary, _stored(temporary) as storage:
                 study = optuna.create_study(storage=storage, study_name=STUDY, direction="maximize")
-                study.set_user_attr("asked", told)
+                study.set_user_attr("identity", identity)
         with _stored(path) as storage:
-            units = rounds(asked.config) if asked.config.federated.clients else None
-            pruner = PRUNERS[asked.pruner](units or asked.config.train.epochs)
+            units = rounds(search.config) if search.config.federated.clients else None
+            pruner = PRUNERS[search.pruner](units or search.config.train.epochs)
             study = optuna.load_study(storage=storage, study_name=STUDY, pruner=pruner)
-            if study.user_attrs.get("asked") != told:
-                raise FedlensError(f"{asked.folder} holds another search: choose another --name.")
+            if study.user_attrs.get("identity") != identity:
+                raise FedlensError(
+                    f"{search.folder} holds a different search: choose another --name."
+                )
             yield study
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         reason = str(error).splitlines()[0]

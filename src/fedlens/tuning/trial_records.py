@@ -1,6 +1,6 @@
-"""What a search leaves: every trial in trials.json and trials.csv, and best.yaml, which can be run.
+"""The files of a search: trials.json and trials.csv with every trial, and best.yaml.
 
-best.yaml is an experiment: the one that was tuned, with what was told and what was found.
+best.yaml is an experiment for `fedlens run`: the tuned one, with its overrides and the best values.
 """
 
 import csv
@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from fedlens.config import compose
-from fedlens.config.schema import Config
+from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.files import replacing, write_json
 
 Record = dict[str, Any]
 
 
 def write(folder: Path, record: Record, best: Callable[[Record], Config]) -> None:
-    """`best` makes the config of some values."""
+    """`best` returns the config of given parameter values."""
     write_json(folder / "trials.json", record)
     _write_table(folder / "trials.csv", record)
     if chosen := best_trial(record):
@@ -28,37 +28,37 @@ def write(folder: Path, record: Record, best: Callable[[Record], Config]) -> Non
 
 
 def best_trial(record: Record) -> Record | None:
-    """That with the highest validation accuracy, if any is complete."""
+    """The trial with the highest validation accuracy, if any is complete."""
     number = record["best"]
     return None if number is None else dict(record["trials"][number - 1])
 
 
 def experiment_text(record: Record, config: Config, path: Path) -> str:
-    """The YAML of a config that says how it was found."""
+    """The YAML of a config; its header documents the search."""
     chosen = best_trial(record)
     assert chosen is not None
     states = [trial["state"] for trial in record["trials"]]
     lines = [
-        f"{config.experiment}, tuned: the best trial of a search. No test image was looked at.",
+        f"{config.experiment}, tuned: the best trial of a search. The test split was not opened.",
         "",
         f"command: fedlens run {path}",
-        f"cost:    as {config.experiment}: see `fedlens config {config.experiment}`",
+        f"cost:    as {config.experiment} (see `fedlens config {config.experiment}`)",
         "expect:  not yet tested",
         f"found:   by {record['command']}",
         f"         as trial {chosen['number']} of {len(states)} ({states.count('pruned')} stopped "
         f"early, {states.count('failed')} failed), with {percent(chosen['value'])} on validation",
-        *(f"         {key} in {told['text']}" for key, told in record["space"].items()),
+        *(f"         {key} in {dimension['text']}" for key, dimension in record["space"].items()),
     ]
     comments = "\n".join(f"# {line}".rstrip() for line in lines)
     values = _nested(compose.differences(config))
-    told = yaml.safe_dump(values, sort_keys=False) if values else ""
+    text = yaml.safe_dump(values, sort_keys=False) if values else ""
     return (
-        f"# @package _global_\n{comments}\ndefaults:\n  - /experiment/{config.experiment}\n{told}"
+        f"# @package _global_\n{comments}\ndefaults:\n  - /experiment/{config.experiment}\n{text}"
     )
 
 
-def said(params: Mapping[str, Any]) -> str:
-    """Parameters in a line, to four digits."""
+def parameters_text(params: Mapping[str, Any]) -> str:
+    """The parameters on one line, to four digits."""
     return ", ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={compose.word(value)}"
         for key, value in sorted(params.items())
@@ -70,10 +70,10 @@ def percent(value: float) -> str:
 
 
 def _nested(flat: Mapping[str, Any]) -> Record:
-    """{'train.lr': 1} → {'train': {'lr': 1}}"""
+    """{'train.lr': 1, 'head': 'ridge'} → {'train': {'lr': 1}, 'head': {'name': 'ridge'}}"""
     tree: Record = {}
     for key, value in flat.items():
-        *path, last = key.split(".")
+        *path, last = (f"{key}.name" if key in ROW_KEYS else key).split(".")
         branch = tree
         for step in path:
             branch = branch.setdefault(step, {})

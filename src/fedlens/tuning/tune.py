@@ -1,8 +1,7 @@
-"""A search for hyper-parameters: TPE suggests, the median stops what falls behind, validation says.
+"""A search: TPE (Bergstra et al., 2011) suggests trials, a median pruner stops those behind.
 
-Trial n draws from (seed, n) and from the trials before it, and a trial is a run that is found by
-its config: so a search that is killed at any moment goes on with the same command and ends as if it
-never had been. Optuna: Akiba et al. 2019; TPE: Bergstra et al. 2011.
+Trial n depends on (seed, n) and the trials before it, and its run is found by its config: a search
+that is killed at any moment resumes to the same result. Optuna: Akiba et al., 2019.
 """
 
 import logging
@@ -16,36 +15,46 @@ from fedlens import rng
 from fedlens.config.schema import unit
 from fedlens.errors import FedlensError
 from fedlens.files import clear_partials, discard
-from fedlens.runtime.progress import bar
+from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Abandoned, Interrupted, StopRequest, listening
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.launch import in_a_sentence
-from fedlens.tuning.search import STATES, Search, alone, counted, failures, opened, settled
-from fedlens.tuning.trial_records import Record, percent, said, write
+from fedlens.suites.launch import describe
+from fedlens.tuning.search import (
+    STATES,
+    Search,
+    count_failed,
+    count_scored,
+    finished_trials,
+    locked,
+    open_study,
+)
+from fedlens.tuning.trial_records import Record, parameters_text, percent, write
 
-Start = Callable[..., RunFolder]  # run.start: it takes a config, and a `watch` by name
+Start = Callable[..., RunFolder]  # run.start(config, watch=...)
 
-TELLING = 4  # complete trials from which it may be told which parameters matter
+MIN_TRIALS_FOR_IMPORTANCE = 4  # complete ones
 
 log = logging.getLogger(__name__)
 
 
-def search(
-    asked: Search, *, trials: int, start: Start, minutes: float | None = None, command: str = ""
+def run_search(
+    search: Search, *, trials: int, start: Start, minutes: float | None = None, command: str = ""
 ) -> Record:
-    """Makes trials until so many are complete or pruned, or the minutes are over; its record.
+    """Run trials until `trials` are complete or pruned, or the time is over; return the record.
 
-    Failed ones do not count; a session gives up when as many fail in a row as it was to make.
+    Failed trials do not count; the search gives up when as many fail in a row as were missing.
     """
-    if asked.config.data.validation == 0:
-        raise FedlensError("data.validation=0 leaves nothing to compare trials on.")
+    if search.config.data.validation == 0:
+        raise FedlensError(
+            "A search compares trials on validation images: set data.validation above 0."
+        )
     deadline = time.monotonic() + 60 * minutes if minutes else None
-    with alone(asked.folder), opened(asked) as study, listening() as stop:
-        session = _Session(asked, study, start, trials, command, deadline)
+    with locked(search.folder), open_study(search) as study, listening() as stop:
+        session = _Session(search, study, start, trials, command, deadline)
         try:
-            session.work(stop)
+            session.run(stop)
         except Interrupted as reason:
-            raise Interrupted("run the same command again to go on.") from reason
+            raise Interrupted("run the same command again to resume.") from reason
         return session.record()
 
 
@@ -54,140 +63,142 @@ class _Session:
 
     def __init__(
         self,
-        asked: Search,
+        search: Search,
         study: optuna.Study,
         start: Start,
         trials: int,
         command: str,
         deadline: float | None,
     ) -> None:
-        self.asked = asked
+        self.search = search
         self.study = study
         self.start = start
         self.trials = trials
         self.command = command
         self.deadline = deadline
 
-    def work(self, stop: StopRequest) -> None:
-        self._take_up()
-        past = settled(self.study)
-        if counted(past) >= self.trials:
-            log.info("%s is finished: it has %d trials", self.asked.folder, counted(past))
+    def run(self, stop: StopRequest) -> None:
+        self._recover()
+        past = finished_trials(self.study)
+        if count_scored(past) >= self.trials:
+            log.info("%s is finished: it has %d trials", self.search.folder, count_scored(past))
         if past:
-            self._write()  # the session before may have been killed just before it did
-        missing, in_a_row = self.trials - counted(past), 0
-        with bar("trials", stop) as update:
-            while (done := counted(past)) < self.trials and not self._late():
-                if in_a_row == missing:
-                    log.warning("giving up: the last %d trials failed", in_a_row)
+            self._write()  # an earlier session may have been killed before it did
+        missing, failed_in_a_row = self.trials - count_scored(past), 0
+        with progress_bar("trials", stop) as update:
+            while (done := count_scored(past)) < self.trials and not self._is_over_time():
+                if failed_in_a_row == missing:
+                    log.warning("giving up: the last %d trials failed", failed_in_a_row)
                     break
                 update(done, self.trials)
-                if not self._one(past):
+                if not self._run_trial(past):
                     break
-                past = settled(self.study)
-                in_a_row = in_a_row + 1 if past[-1].state == TrialState.FAIL else 0
+                past = finished_trials(self.study)
+                failed = past[-1].state == TrialState.FAIL
+                failed_in_a_row = failed_in_a_row + 1 if failed else 0
                 self._write()
 
     def _write(self) -> None:
-        write(self.asked.folder, self.record(), self.asked.best)
+        write(self.search.folder, self.record(), self.search.best)
 
     def record(self) -> Record:
-        """Of all trials so far, as it goes to trials.json."""
-        past = settled(self.study)
-        told = [_told(number, trial) for number, trial in enumerate(past, 1)]
-        complete = [one for one in told if one["state"] == "complete"]
-        best = max(complete, key=lambda one: one["value"], default=None)  # of equals the first
-        config = self.asked.config
+        """All trials so far, as in trials.json."""
+        past = finished_trials(self.study)
+        trials = [_trial_record(number, trial) for number, trial in enumerate(past, 1)]
+        complete = [one for one in trials if one["state"] == "complete"]
+        best = max(complete, key=lambda one: one["value"], default=None)  # the first of equals
+        config, enough = self.search.config, len(complete) >= MIN_TRIALS_FOR_IMPORTANCE
         return {
-            "name": self.asked.folder.name,
+            "name": self.search.folder.name,
             "experiment": config.experiment,
             "command": self.command,
             "unit": unit(config),
-            **{key: self.asked.told[key] for key in ("space", "seed", "pruner")},
+            **{key: self.search.identity[key] for key in ("space", "seed", "pruner")},
             "best": best["number"] if best else None,
-            "importance": _importance(self.study) if len(complete) >= TELLING else None,
-            "trials": told,
+            "importance": _importance(self.study) if enough else None,
+            "trials": trials,
         }
 
-    def _take_up(self) -> None:
-        """What a killed session left: its trial is made again, and its run goes on."""
-        clear_partials(self.asked.folder)
+    def _recover(self) -> None:
+        """Queue the trial of a killed session again; its run then resumes."""
+        clear_partials(self.search.folder)
         for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
             self.study.tell(trial.number, state=TrialState.FAIL)
-            # A kill just here is no loss: the sampler suggests the same again.
-            known = trial.params.keys() == self.asked.distributions.keys()
+            # A kill at this line loses nothing: the sampler suggests the same values again.
+            known = trial.params.keys() == self.search.distributions.keys()
             if known and "failure" not in trial.user_attrs:
                 self.study.enqueue_trial(trial.params)
-        for trial in settled(self.study):
-            _drop(self._folder(trial))
+        for trial in finished_trials(self.study):
+            _discard_state(self._folder(trial))
 
-    def _one(self, past: list[FrozenTrial]) -> bool:
-        """Asks for a trial, makes its run, and tells the outcome; False if the time is over."""
-        place = len(past) + 1
-        seed = rng.address(self.asked.seed, "trial", place) % 2**32
+    def _run_trial(self, past: list[FrozenTrial]) -> bool:
+        """Ask Optuna for a trial, run it, and report its outcome; False if the time is over."""
+        number = len(past) + 1
+        seed = rng.address(self.search.seed, "trial", number) % 2**32
         self.study.sampler = optuna.samplers.TPESampler(seed=seed)
-        trial = self.study.ask(self.asked.distributions)
-        of = self.trials + failures(past)
-        log.info("trial %d of %d: %s%s", place, of, said(trial.params), self._outlook(past))
+        trial = self.study.ask(self.search.distributions)
+        total = self.trials + count_failed(past)
+        values = parameters_text(trial.params)
+        log.info("trial %d of %d: %s%s", number, total, values, self._progress_text(past))
         try:
-            config = self.asked.trial(trial.params)
+            config = self.search.trial(trial.params)
             trial.set_user_attr("run", config.run.name)
-            curve = _Curve(trial, self._late)
+            curve = _Curve(trial, self._is_over_time)
             folder = self.start(config, watch=curve)
         except Abandoned:
             self.study.tell(trial, state=TrialState.PRUNED)
-            log.info("trial %d is stopped: it is below the median", place)
+            log.info("trial %d is stopped early: it is below the median", number)
         except Interrupted:
-            if self._late():
+            if self._is_over_time():
                 return False
             raise
         except Exception as error:
-            failure = in_a_sentence(error)
+            failure = describe(error)
             trial.set_user_attr("failure", failure)
             self.study.tell(trial, state=TrialState.FAIL)
-            log.warning("trial %d failed: %s", place, failure)
+            log.warning("trial %d failed: %s", number, failure)
         else:
             value = curve.complete(folder, unit(config))
             self.study.tell(trial, value)
-            log.info("trial %d: validation accuracy %s", place, percent(value))
-        _drop(self._folder(settled(self.study)[-1]))
+            log.info("trial %d: validation accuracy %s", number, percent(value))
+        _discard_state(self._folder(finished_trials(self.study)[-1]))
         return True
 
-    def _late(self) -> bool:
+    def _is_over_time(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def _folder(self, trial: FrozenTrial) -> RunFolder | None:
         name = trial.user_attrs.get("run")
-        return RunFolder(self.asked.folder / "runs" / name) if name else None
+        return RunFolder(self.search.folder / "runs" / name) if name else None
 
-    def _outlook(self, past: list[FrozenTrial]) -> str:
-        """The best so far, and how long the rest will take at the pace so far."""
+    def _progress_text(self, past: list[FrozenTrial]) -> str:
+        """The best accuracy so far, and the time left at the average duration of a trial."""
         values = [t.value for t in past if t.state == TrialState.COMPLETE and t.value is not None]
         seconds = [t.duration.total_seconds() for t in past if t.duration]
         if not values or not seconds:
             return ""
-        left = sum(seconds) / len(seconds) * (self.trials - counted(past))
+        left = sum(seconds) / len(seconds) * (self.trials - count_scored(past))
         time_left = f"{left / 60:.0f} min" if left > 100 else f"{left:.0f} s"
         return f" | best so far {percent(max(values))} | about {time_left} left"
 
 
 class _Curve:
-    """Watches a run: passes each validation on, and stops what falls behind or comes too late."""
+    """Reports each validation of a run to Optuna; stops a run that lags behind or is over time."""
 
-    def __init__(self, trial: Trial, late: Callable[[], bool]) -> None:
+    def __init__(self, trial: Trial, is_over_time: Callable[[], bool]) -> None:
         self.trial = trial
-        self.late = late
+        self.is_over_time = is_over_time
         self.reported: set[int] = set()
 
     def __call__(self, number: int, top1: float) -> None:
         self._report(number, top1)
         if self.trial.should_prune():
-            raise Abandoned("it is below the median of the trials before")
-        if self.late():
+            raise Abandoned("it is below the median of the earlier trials")
+        if self.is_over_time():
             raise Interrupted("the time limit")
 
     def complete(self, folder: RunFolder, unit: str) -> float:
-        """The accuracy a finished run is judged by; one that had been finished is read."""
+        """The validation accuracy of a finished run; a run of an earlier session is read."""
         for record in folder.journal("metrics").read():
             if "validation" in record:
                 self._report(record[unit], record["validation"]["top1"])
@@ -200,7 +211,7 @@ class _Curve:
             self.trial.report(top1, number)
 
 
-def _told(number: int, trial: FrozenTrial) -> Record:
+def _trial_record(number: int, trial: FrozenTrial) -> Record:
     failure = trial.user_attrs.get("failure")
     return {
         "number": number,
@@ -215,13 +226,13 @@ def _told(number: int, trial: FrozenTrial) -> Record:
 
 
 def _importance(study: optuna.Study) -> dict[str, float] | None:
-    """Each parameter's share in what sets the best trials apart; None where that cannot be told."""
-    found = optuna.importance.PedAnovaImportanceEvaluator().evaluate(study)
-    whole = sum(found.values())
-    return {key: value / whole for key, value in found.items()} if whole > 0 else None
+    """How much each parameter matters, as fractions (PED-ANOVA); None if it cannot be computed."""
+    importance = optuna.importance.PedAnovaImportanceEvaluator().evaluate(study)
+    total = sum(importance.values())
+    return {key: value / total for key, value in importance.items()} if total > 0 else None
 
 
-def _drop(folder: RunFolder | None) -> None:
-    """What only resuming and analyses need."""
+def _discard_state(folder: RunFolder | None) -> None:
+    """Delete what only resuming and analyses need."""
     for path in (folder.checkpoints, folder.updates, folder.path / "clients") if folder else ():
         discard(path)
