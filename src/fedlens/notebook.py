@@ -1,7 +1,7 @@
-"""For notebooks: commands with live curves, and a folder that outlives the machine.
+"""For notebooks: commands with live learning curves, and a folder of runs on Google Drive.
 
-A cell runs the very command a terminal would, in the notebook's own process: what it makes is in
-the run's folder, so the same cell goes on after a disconnect, a restart or another machine.
+A cell runs the same command as a terminal, in the notebook's process. Results are in the run's
+folder, so the same cell resumes after a disconnect, a restart or on another machine.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from fedlens.errors import FedlensError
 from fedlens.reporting.figures.live import live_png
 from fedlens.store.run_folder import RunFolder, runs
 
-EVERY = 2.0  # seconds between two pictures
+UPDATE_S = 2.0  # between two pictures
 
 
 def home(folder: str = "fedlens", *, mount: str = "/content/drive") -> Path:
-    """Goes to the folder where runs are kept, and returns it.
+    """Changes to the folder that holds the runs, and returns it.
 
-    On Colab it is on the user's Drive, with the cache, so that runs survive the machine; elsewhere
-    it is here.
+    On Colab it is on the user's Drive, with the cache, so that runs outlive the machine; elsewhere
+    it is in the current folder.
     """
     base = Path.cwd()
     if _on_colab():
@@ -37,31 +37,34 @@ def home(folder: str = "fedlens", *, mount: str = "/content/drive") -> Path:
         drive.mount(mount)
         base = Path(mount) / "MyDrive"
         os.environ.setdefault("FEDLENS_CACHE", str(base / folder / "cache"))
-    found = base / folder
-    found.mkdir(parents=True, exist_ok=True)
-    os.chdir(found)
-    return found
+    path = base / folder
+    path.mkdir(parents=True, exist_ok=True)
+    os.chdir(path)
+    return path
 
 
-def fedlens(*words: str, live: bool = True) -> None:
-    """Runs `fedlens` with these words, and draws curves of the runs it works on while it does.
+def fedlens(*arguments: str, live: bool = True) -> None:
+    """Runs the command `fedlens` with these arguments and draws learning curves meanwhile.
 
-    A run that was interrupted goes on; one that is finished is not repeated.
+    An interrupted run is resumed; a finished one is not repeated.
     """
     command = typer.main.get_command(app)
     with _live(RUNS) if live else contextlib.nullcontext():
         try:
-            command.main(shlex.split(" ".join(words)), prog_name="fedlens", standalone_mode=False)
-        except FedlensError as error:  # the way through the package helps nobody
+            command.main(
+                shlex.split(" ".join(arguments)), prog_name="fedlens", standalone_mode=False
+            )
+        except FedlensError as error:  # without the traceback through the package
             raise FedlensError(str(error)) from None
 
 
 def curves(*which: str, root: Path = RUNS) -> Image:
-    """Validation accuracy of these runs, each named by a part of its name; of all without any."""
-    found = [run for run in runs(root) if not which or any(part in run.name for part in which)]
-    if not found:
-        raise FedlensError(f"No run in {root} is called like {', '.join(which) or 'anything'}.")
-    return Image(data=live_png(found))
+    """Validation accuracy of the runs whose names contain one of these parts; of all by default."""
+    chosen = [run for run in runs(root) if not which or any(part in run.name for part in which)]
+    if not chosen:
+        names = f" with {' or '.join(which)} in its name" if which else ""
+        raise FedlensError(f"There is no run{names} in {root}: see `fedlens ls`.")
+    return Image(data=live_png(chosen))
 
 
 def _on_colab() -> bool:
@@ -70,9 +73,9 @@ def _on_colab() -> bool:
 
 @contextlib.contextmanager
 def _live(root: Path) -> Iterator[None]:
-    """Draws what runs below `root` write while the context lasts, and once more at its end."""
+    """Draws the progress of the runs in `root` until the context ends, and once more then."""
     known = {run.name: _length(run) for run in runs(root)}
-    over = threading.Event()
+    finished = threading.Event()
     shown: DisplayHandle | None = None
     drawn: dict[str, int] = {}
 
@@ -88,22 +91,22 @@ def _live(root: Path) -> Iterator[None]:
         else:
             shown.update(image)
 
-    def again_and_again() -> None:
-        while not over.wait(EVERY):
+    def draw_repeatedly() -> None:
+        while not finished.wait(UPDATE_S):
             _attempt(draw)
 
-    thread = threading.Thread(target=again_and_again, daemon=True)
+    thread = threading.Thread(target=draw_repeatedly, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()
         _attempt(draw)
 
 
 def _attempt(draw: Callable[[], None]) -> None:
-    """A picture that fails must not end a run."""
+    """Draws; an error must not end a run."""
     try:
         draw()
     except Exception as error:
@@ -111,7 +114,7 @@ def _attempt(draw: Callable[[], None]) -> None:
 
 
 def _length(run: RunFolder) -> int:
-    """Of its journal in bytes: it grows while the run does."""
+    """Bytes of its journal, which grows with the run."""
     with contextlib.suppress(OSError):
         return run.journal("metrics").path.stat().st_size
     return 0

@@ -1,4 +1,4 @@
-"""From a study to what a report says of it: tables, curves, masks, analyses, provenance."""
+"""From a study to the content of its report: tables, curves, masks, analyses, provenance."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,13 @@ from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 from fedlens.config import compose
-from fedlens.config.checks import validate
+from fedlens.config.checks import check
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
+from fedlens.registry import RowSettings
 from fedlens.reporting.audit.checks import audit
 from fedlens.reporting.study import labels
+from fedlens.reporting.study.analyses import EQUATIONS, analysis_results, analysis_settings
 from fedlens.reporting.study.comparison import Comparison
 from fedlens.reporting.study.content import (
     About,
@@ -25,20 +27,19 @@ from fedlens.reporting.study.content import (
     Provenance,
 )
 from fedlens.reporting.study.curves import curve_set
-from fedlens.reporting.study.questions import comparisons, six_models
+from fedlens.reporting.study.questions import comparisons, questions
 from fedlens.reporting.study.runs import Method, Record, Run, Settings, Study, value_of
-from fedlens.reporting.terminal.analyses import EQUATIONS, asked, outcome
 
 Schema = TypeVar("Schema")
 Named = TypeVar("Named", AlphaCurve, Finding, Grid, MaskMap, PartitionPicture)
 
-FACTS = {  # what the prose may say of the runs' configs
+FACTS = {  # name in a report → config key
     "clients": "federated.clients",
     "participation": "federated.participation",
     "local_steps": "federated.local_steps",
     "batch_size": "train.batch_size",
-    "momentum": "train.momentum",
-    "weight_decay": "train.weight_decay",
+    "momentum": "train.optimizer.momentum",
+    "weight_decay": "train.optimizer.weight_decay",
     "validation": "data.validation",
     "lr": "train.lr",
     "schedule": "train.schedule.name",
@@ -48,25 +49,27 @@ FACTS = {  # what the prose may say of the runs' configs
     "calibration_rounds": "sparse.rounds",
     "epochs": "train.epochs",
 }
-OF_CALIBRATION = ("sparse.rounds", "sparse.source", "sparse.examples")
+CALIBRATION_KEYS = ("sparse.rounds", "sparse.source", "sparse.examples")
 
 
 def content(study: Study, about: About) -> Content:
+    all_questions = questions()
+    headlines = {one.name for one in all_questions if one.headline}
     tables: list[Comparison] = []
     chapters = []
     for number, (setting, methods) in enumerate(study.settings.items()):
-        six = six_models(methods, about.noniid)
         mine = [
             replace(table, grid=_of_setting(number, table.grid))
-            for table in [*([six] if six else []), *comparisons(methods)]
+            for table in comparisons(methods, about)
         ]
         grids = [table.grid for table in mine]
+        headline = next((grid for grid in grids if grid.question in headlines), None)
         tables += mine
         chapters.append(
             Chapter(
                 setting=setting,
-                headline=grids[0] if six else None,
-                grids=grids[1:] if six else grids,
+                headline=headline,
+                grids=[grid for grid in grids if grid is not headline],
                 curves=_curves(mine),
                 masks=[_of_setting(number, one) for one in _masks(methods)],
                 alphas=[_of_setting(number, one) for one in _alphas(methods)],
@@ -81,8 +84,9 @@ def content(study: Study, about: About) -> Content:
     }  # fmt: skip
     return Content(
         about=about,
+        questions=all_questions,
         chapters=chapters,
-        audit=audit(study, tables),
+        audit=audit(study, tables, all_questions),
         runs=[
             _provenance(run, setting, run.name in used)
             for setting, methods in study.settings.items()
@@ -94,27 +98,27 @@ def content(study: Study, about: About) -> Content:
 
 
 def _of_setting(number: int, one: Named) -> Named:
-    """Under a name that no other setting has, since names are those of files."""
+    """With a name that no other setting has: names are those of files."""
     return replace(one, name=f"{one.name}-setting{number + 1}") if number else one
 
 
 def _curves(tables: Iterable[Comparison]) -> list[CurveSet]:
-    found = (curve_set(table) for table in tables)
-    return [one for one in found if one is not None]
+    sets = (curve_set(table) for table in tables)
+    return [one for one in sets if one is not None]
 
 
 def _masks(methods: Sequence[Method]) -> list[MaskMap]:
-    """One map for each mask: of runs that share it the first stands for all."""
-    found: dict[str, MaskMap] = {}
+    """One map per mask, from the first of the runs that share it."""
+    maps: dict[str, MaskMap] = {}
     for method in methods:
         run = method.runs[0]
-        if (record := run.masks) is None or (digest := _digest(run)) in found:
+        if (record := run.masks) is None or (digest := run.manifest["masks"]) in maps:
             continue
         layers, kinds = list(record["layers"]), list(record["kinds"])
-        label = labels.masked(method)
-        found[digest] = MaskMap(
-            name=f"mask-{len(found) + 1}",
-            label=label,
+        maps[digest] = MaskMap(
+            name=f"mask-{len(maps) + 1}",
+            rule=labels.rule(method),
+            label=labels.mask(method),
             trained=record["all"]["trained"],
             total=record["all"]["total"],
             layers=layers,
@@ -122,12 +126,7 @@ def _masks(methods: Sequence[Method]) -> list[MaskMap]:
             density=[[_share(record["table"], layer, kind) for kind in kinds] for layer in layers],
             run=run.name,
         )
-    return list(found.values())
-
-
-def _digest(run: Run) -> str:
-    """Of its masks; an older manifest does not tell it, so such a run stands for itself."""
-    return str(run.manifest.get("masks", run.name))
+    return list(maps.values())
 
 
 def _share(table: Record, layer: str, kind: str) -> float | None:
@@ -136,14 +135,14 @@ def _share(table: Record, layer: str, kind: str) -> float | None:
 
 
 def _alphas(methods: Iterable[Method]) -> list[AlphaCurve]:
-    found: list[AlphaCurve] = []
+    curves: list[AlphaCurve] = []
     for method, run, record in _analysed(methods):
         if record["kind"] != "alpha":
             continue
         rows = record["candidates"]
-        found.append(
+        curves.append(
             AlphaCurve(
-                name=f"alpha-{len(found) + 1}",
+                name=f"alpha-{len(curves) + 1}",
                 label=f"{labels.described(method)}, seed {run.seed}",
                 base=record["base"],
                 alphas=[row["alpha"] for row in rows],
@@ -156,25 +155,29 @@ def _alphas(methods: Iterable[Method]) -> list[AlphaCurve]:
                 run=run.name,
             )
         )
-    return found
+    return curves
 
 
 def _findings(methods: Iterable[Method]) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for method, run, record in _analysed(methods):
         if record["kind"] == "alpha":
             continue
-        found.append(
+        findings.append(
             Finding(
-                name=f"{record['kind']}-{len(found) + 1}",
+                name=f"{record['kind']}-{len(findings) + 1}",
                 kind=record["kind"],
                 label=f"{labels.described(method)}, seed {run.seed}",
-                facts=[("what", EQUATIONS[record["kind"]]), *asked(record), *outcome(record)],
+                facts=[
+                    ("model", EQUATIONS[record["kind"]]),
+                    *analysis_settings(record),
+                    *analysis_results(record),
+                ],
                 run=run.name,
                 record=record,
             )
         )
-    return found
+    return findings
 
 
 def _analysed(methods: Iterable[Method]) -> Iterable[tuple[Method, Run, Record]]:
@@ -185,45 +188,45 @@ def _analysed(methods: Iterable[Method]) -> Iterable[tuple[Method, Run, Record]]
 
 
 def _partitions(methods: Iterable[Method]) -> list[PartitionPicture]:
-    """One for each partition: of the seeds the first stands for all."""
-    found: dict[str, PartitionPicture] = {}
-    for method in sorted(methods, key=labels.evenness):
+    """One picture per partition, of its first seed, from even to skewed."""
+    pictures: dict[str, PartitionPicture] = {}
+    for method in sorted(methods, key=labels.partition_order):
         label, run = labels.partition(method), method.runs[0]
-        record = run.folder.partition
-        if label in found or record is None:
+        record = run.partition
+        if label in pictures or record is None:
             continue
-        told = record["statistics"]
-        found[label] = PartitionPicture(
-            name=f"partition-{len(found) + 1}",
+        statistics = record["statistics"]
+        pictures[label] = PartitionPicture(
+            name=f"partition-{len(pictures) + 1}",
             label=label,
-            clients=told["clients"],
-            samples=told["samples"],
-            summary=told["summary"],
+            clients=statistics["clients"],
+            samples=statistics["samples"],
+            summary=statistics["summary"],
             histogram=record.get("histogram", []),
             run=run.name,
         )
-    return list(found.values())
+    return list(pictures.values())
 
 
 def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
-    """Every value found, in order, of the methods that the key says anything of."""
-    found: dict[str, list[Any]] = {}
+    """Every value of these keys, sorted, over the methods on which the key has an effect."""
+    facts: dict[str, list[Any]] = {}
     for name, key in FACTS.items():
         group = key.partition(".")[0]
-        asked_of = [
+        concerned = [
             method for method in methods
             if (group != "federated" or labels.federated(method))
             and (group != "sparse" or labels.sparse(method))
-            and (key not in OF_CALIBRATION or labels.calibrates(method))
+            and (key not in CALIBRATION_KEYS or labels.calibrates(method))
             and (key != "train.epochs" or not labels.federated(method))
             and (group == "data" or key == "federated.clients" or labels.trains(method))
         ]  # fmt: skip
-        values = {value_of(method.config, key) for method in asked_of}
-        found[name] = sorted(value for value in values if value is not None)
-    solved = {run.result["facts"].get("ridge_lambda") for m in methods for run in m.runs}
-    found["ridge_lambda"] = sorted(value for value in solved if value is not None)
-    found["seeds"] = sorted({seed for method in methods for seed in method.seeds})
-    return found
+        values = {value_of(method.config, key) for method in concerned}
+        facts[name] = sorted(value for value in values if value is not None)
+    solved = {run.result["facts"].get("l2") for m in methods for run in m.runs}
+    facts["l2"] = sorted(value for value in solved if value is not None)
+    facts["seeds"] = sorted({seed for method in methods for seed in method.seeds})
+    return facts
 
 
 def _provenance(run: Run, setting: str, used: bool) -> Provenance:
@@ -248,18 +251,22 @@ def _provenance(run: Run, setting: str, used: bool) -> Provenance:
 
 
 def _command(run: Run) -> str:
-    """The words that repeat it; of a config this version does not know, those that made it."""
+    """The command that repeats it; for a config this version does not know, the one that ran it."""
     try:
         config = _typed(Config, run.config)
-        validate(config)
+        check(config)
         return shlex.join(compose.command(config))
     except (FedlensError, LookupError, TypeError):
         return str(run.manifest["sessions"][0]["command"])
 
 
-def _typed(schema: type[Schema], told: Settings) -> Schema:
-    """As `compose.load` would read it, many times sooner: the file was written from the schema."""
-    kinds = get_type_hints(schema)
+def _typed(schema: type[Schema], values: Settings) -> Schema:
+    """As `compose.load` reads it, but much faster: the file was written from the schema."""
+    types = get_type_hints(schema)
     return schema(
-        **{k: _typed(kinds[k], v) if is_dataclass(kinds[k]) else v for k, v in told.items()}
-    )
+        **{
+            key: _typed(types[key], value) if is_dataclass(types[key])
+            else RowSettings({"name": value["name"], **value}) if isinstance(value, dict) else value
+            for key, value in values.items()
+        }
+    )  # fmt: skip

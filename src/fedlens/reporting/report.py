@@ -1,8 +1,7 @@
 """A report is a folder: a page, a paper, tables and figures, all from one `Content`.
 
 index.html  report.tex  references.bib  [report.pdf]  content.json  tables/  figures/  clock.csv
-It holds nothing the clock said but clock.csv, so the same records give the same bytes however often
-their runs were interrupted. It appears whole, or what was there stays.
+Times are in clock.csv only, so the same records give the same bytes in all other files.
 """
 
 import csv
@@ -25,38 +24,41 @@ from fedlens.reporting.study.content import About, Content
 from fedlens.reporting.study.runs import Study, read
 
 PAGE = "index.html"
-MARK = "content.json"  # by which a folder is known to be a report
+CONTENT = "content.json"  # a folder with this file is a report
 
 log = logging.getLogger(__name__)
 
 
 def write(places: Sequence[Path], out: Path, about: About, *, pdf: bool = False) -> Content:
-    """Reads runs, writes the folder `out`; an older report there is replaced, all else refused."""
-    if out.exists() and not (out / MARK).exists() and (out.is_file() or any(out.iterdir())):
-        raise FedlensError(f"{out} is there and is no report: choose another --out.")
+    """Reads runs and writes the folder `out`, which may hold an older report, but nothing else.
+
+    If writing fails, an older report stays as it was.
+    """
+    if out.exists() and not (out / CONTENT).exists() and (out.is_file() or any(out.iterdir())):
+        raise FedlensError(f"{out} exists and is not a report: choose another folder.")
     study = read(places)
     log.info("%d runs in %d settings", len(study.runs), len(study.settings))
-    found = content(study, about)
+    result = content(study, about)
     with replacing(out) as folder:
         folder.mkdir()
-        _write_tables(found, folder / "tables")
+        _write_tables(result, folder / "tables")
         log.info("drawing figures")
-        report.write(report.figures(found), folder / "figures")
-        (folder / PAGE).write_text(page(found), encoding="utf-8")
-        paper.write(found, folder, folder / "figures")
+        report.write(report.figures(result), folder / "figures")
+        (folder / PAGE).write_text(page(result), encoding="utf-8")
+        paper.write(result, folder, folder / "figures")
         (folder / "clock.csv").write_text(_clock(study), encoding="utf-8", newline="")
-        text = json.dumps(asdict(found), indent=1, allow_nan=False)
-        (folder / MARK).write_text(text + "\n", encoding="utf-8")
-    if pdf:  # all else is there by now, and stays if TeX fails, with its log
+        text = json.dumps(asdict(result), indent=1, allow_nan=False)
+        (folder / CONTENT).write_text(text + "\n", encoding="utf-8")
+    if pdf:  # after everything else, which stays with TeX's log if TeX fails
         log.info("compiling report.tex")
         paper.compile_pdf(out)
-    return found
+    return result
 
 
-def _write_tables(found: Content, folder: Path) -> None:
+def _write_tables(content: Content, folder: Path) -> None:
     folder.mkdir()
-    lines = [f"# {found.about.title}", ""]
-    for chapter in found.chapters:
+    lines = [f"# {content.about.title}", ""]
+    for chapter in content.chapters:
         lines += [f"## {chapter.setting}", ""]
         for grid in grids(chapter):
             (folder / f"{grid.name}.csv").write_text(
@@ -71,7 +73,7 @@ def _write_tables(found: Content, folder: Path) -> None:
 
 
 def _clock(study: Study) -> str:
-    """What the clock said of every run, apart from all that must be the same twice."""
+    """Times of every run, apart from what must be the same twice."""
     stream = io.StringIO()
     writer = csv.writer(stream)
     writer.writerow(["run", "first started", "finished", "seconds", "sessions"])

@@ -1,1 +1,1 @@
-"""Checks that a study's records agree with each other and that nothing was chosen on test data."""
+"""Checks that a study's records agree, and that nothing was chosen on test data."""

@@ -1,7 +1,7 @@
-"""The audit: what a sceptical reader would check, checked on the records, not on our word.
+"""The audit: checks that a sceptical reader would make, on the records of the runs.
 
-Each check reads what runs wrote while they ran (choices, journals, mask counts, results) and lists
-everything that does not fit. A violation means that a number or a comparison is not to be trusted.
+Each check reads what runs recorded (choices, journals, mask counts, results) and lists every
+contradiction. A violation means that a number or a comparison must not be trusted.
 """
 
 from collections import Counter
@@ -12,25 +12,26 @@ from fedlens.reporting.audit import consistency
 from fedlens.reporting.audit.recompute import numbers_have_runs
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.comparison import Comparison
-from fedlens.reporting.study.content import Check
+from fedlens.reporting.study.content import Check, Question
 from fedlens.reporting.study.runs import Method, Run, Study
 
-SAME_DENSITY = ("headline", "mask_rules", "calibration_rounds", "algorithms")
-SAME_BUDGET = (
-    "mask_rules", "sparsity", "calibration_rounds", "algorithms", "schedules", "local_steps",
-    "heterogeneity", "under_heads",
-)  # fmt: skip
-TUNED_ALIKE = ("headline", *SAME_BUDGET)
 UNKNOWN = "no commit"
 
 
-def audit(study: Study, tables: Sequence[Comparison]) -> list[Check]:
+def audit(study: Study, tables: Sequence[Comparison], questions: Sequence[Question]) -> list[Check]:
+    """All checks; a question's `audit` says which of them its tables must pass."""
     runs = study.runs
+    by_name = {one.name: one for one in questions}
+
+    def checked(name: str) -> list[Comparison]:
+        return [table for table in tables if name in by_name[table.grid.question].audit]
+
+    headlines = {one.name for one in questions if one.headline}
     return [
         _chosen_without_test(runs),
-        _same_density([t for t in tables if t.grid.chapter in SAME_DENSITY]),
-        _same_budget([t for t in tables if t.grid.chapter in SAME_BUDGET]),
-        _tuned_alike([t for t in tables if t.grid.chapter in TUNED_ALIKE]),
+        _same_density(checked("density")),
+        _same_budget(checked("budget")),
+        _tuned_alike(checked("tuning"), headlines),
         numbers_have_runs(tables, runs),
         _same_inputs(study),
         _seeds(study, tables),
@@ -39,26 +40,26 @@ def audit(study: Study, tables: Sequence[Comparison]) -> list[Check]:
 
 
 def _chosen_without_test(runs: Sequence[Run]) -> Check:
-    """The choice on record is the one that validation alone makes, made again here."""
+    """Every recorded choice is the one that validation data alone gives, repeated here."""
     violations, remarks, analyses = [], [], 0
     for run in runs:
-        violations += [f"{run.name}: {fault}" for fault in consistency.of_choice(run)]
+        violations += [f"{run.name}: {problem}" for problem in consistency.of_choice(run)]
         if run.folder.journal("test_curve").read():
-            remarks.append(f"{run.name} recorded a test curve; its choice does not use it")
+            remarks.append(f"{run.name} recorded a test curve, which its choice does not use")
         for record in run.analyses:
             analyses += record["kind"] in consistency.CHOSEN_BY_ACCURACY
-            violations += [f"{run.name}: {fault}" for fault in consistency.of_analysis(record)]
+            violations += [f"{run.name}: {problem}" for problem in consistency.of_analysis(record)]
     return Check(
         "Nothing was chosen on test data",
         f"{labels.counted(len(runs), 'run')}, {labels.counted(analyses, 'analysis')} with a choice"
-        ": each was made again from validation",
+        ", each repeated on validation data",
         violations,
         remarks,
     )
 
 
 def _same_density(tables: Sequence[Comparison]) -> Check:
-    """By the weights that masks let through, as counted while training."""
+    """By the number of weights that were trained, as counted during training."""
     violations: list[str] = []
     masks = 0
     for table in tables:
@@ -75,21 +76,21 @@ def _same_density(tables: Sequence[Comparison]) -> Check:
                     if trained != round(method.get("sparse.density") * total):
                         violations.append(f"{run.name}: {trained} of {total} weights were trained")
                     if run.masks and run.masks["all"]["trained"] != trained:
-                        violations.append(f"{run.name}: its mask has another count than its result")
+                        violations.append(f"{run.name}: the counts in its mask and result differ")
             if len(counted) > 1:
-                said = "; ".join(f"{n}: {', '.join(dict.fromkeys(r))}" for n, r in counted.items())
-                violations.append(f"{_place(table, column)}: unequal masks ({said})")
+                text = "; ".join(f"{n}: {', '.join(dict.fromkeys(r))}" for n, r in counted.items())
+                violations.append(f"{_place(table, column)}: unequal masks ({text})")
     return Check(
         "Masks are compared at equal density",
-        f"{labels.counted(masks, 'mask')} in {labels.counted(len(tables), 'table')}, by the "
-        "weights counted in each",
+        f"{labels.counted(masks, 'mask')} in {labels.counted(len(tables), 'table')}, by their "
+        "numbers of trained weights",
         violations,
         [],
     )
 
 
 def _same_budget(tables: Sequence[Comparison]) -> Check:
-    """By the steps in the journals, the clients asked in a round, and the batch size."""
+    """By the steps in the journals, the clients per round, and the batch size."""
     violations: list[str] = []
     remarks: list[str] = []
     cells = 0
@@ -101,7 +102,7 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
             cells += 1
             for run in method.runs:
                 spent.setdefault(_spent(run), []).append(" / ".join(filter(None, place)))
-                violations += [f"{run.name}: {fault}" for fault in consistency.of_length(run)]
+                violations += [f"{run.name}: {problem}" for problem in consistency.of_length(run)]
         if len(spent) < 2:
             continue
         steps = [budget[0] for budget in spent]
@@ -109,13 +110,13 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
             int(method.get("federated.local_steps")) if labels.federated(method) else 1
             for method in table.methods.values()
         )
-        said = "; ".join(
+        text = "; ".join(
             f"{s} steps × batch {b} × {c} clients: {', '.join(dict.fromkeys(where))}"
             for (s, b, c), where in spent.items()
         )
         early = any(m.get("train.early_stopping") for m in table.methods.values())
         allowed = (early or max(steps) - min(steps) < longest) and len({b[1:] for b in spent}) == 1
-        (remarks if allowed else violations).append(f"{table.grid.title}: {said}")
+        (remarks if allowed else violations).append(f"{table.grid.title}: {text}")
     return Check(
         "Methods are compared at equal budget",
         f"{labels.counted(cells, 'method')} in {labels.counted(len(tables), 'table')}, by the "
@@ -126,19 +127,22 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
 
 
 def _spent(run: Run) -> tuple[int, int, int]:
-    """Steps of central training, or of a client over all rounds; batch size; clients a round."""
-    told = run.config
+    """Steps of central training, or of a client over all rounds; batch size; clients per round."""
+    config = run.config
     trained = [record for record in run.metrics if "train" in record]
-    if told["federated"]["clients"] is None:
-        return sum(r.get("steps", 1) for r in trained), told["train"]["batch_size"], 1
+    if config["federated"]["clients"] is None:
+        return sum(r.get("steps", 1) for r in trained), config["train"]["batch_size"], 1
     cohort = max(len(record["participants"]) for record in trained)
-    usual = [told["federated"]["local_steps"]]
-    steps = sum(fmean(record.get("local_steps") or usual) for record in trained)
-    return round(steps), told["train"]["batch_size"], cohort
+    default = [config["federated"]["local_steps"]]
+    steps = sum(fmean(record.get("local_steps") or default) for record in trained)
+    return round(steps), config["train"]["batch_size"], cohort
 
 
-def _tuned_alike(tables: Sequence[Comparison]) -> Check:
-    """How many settings of learning rate and weight decay each cell was chosen among."""
+def _tuned_alike(tables: Sequence[Comparison], headlines: set[str]) -> Check:
+    """How many settings of learning rate and weight decay each cell was chosen among.
+
+    An untuned row is a violation only where rows are compared, not in a headline.
+    """
     violations: list[str] = []
     remarks: list[str] = []
     choices = 0
@@ -152,24 +156,26 @@ def _tuned_alike(tables: Sequence[Comparison]) -> Check:
             }
             choices += sum(count > 1 for count in counts.values())
             if len(set(counts.values())) > 1:
-                said = ", ".join(f"{row} {count}" for row, count in counts.items())
-                untuned = min(counts.values()) == 1 and grid.chapter != "headline"  # nor contrasted
-                told = f"{_place(table, column)}: candidates by row: {said}"
-                (violations if untuned else remarks).append(told)
+                text = ", ".join(f"{row} {count}" for row, count in counts.items())
+                untuned = min(counts.values()) == 1 and grid.question not in headlines
+                message = f"{_place(table, column)}: candidates by row: {text}"
+                (violations if untuned else remarks).append(message)
         for at, rivals in table.candidates.items():
             where, best = f"{grid.title}, {' / '.join(filter(None, at))}", table.methods[at]
             if len(rivals) > 1 and best.validation is None:
-                violations.append(f"{where}: no validation accuracy to choose {len(rivals)} by")
+                violations.append(
+                    f"{where}: {len(rivals)} methods without a validation accuracy to choose by"
+                )
             remarks += [
-                f"{where}: another of fewer seeds was better on validation in those they share"
+                f"{where}: a method with fewer seeds is better on validation over the shared seeds"
                 for rival in rivals
                 if _better(rival, best)
             ]
-    if given := [
+    if untuned_tables := [
         t.grid.title for t in tables if not any(len(r) > 1 for r in t.candidates.values())
     ]:
-        said = "; ".join(dict.fromkeys(given))
-        remarks.append(f"learning rates as given, with no other on record, in: {said}")
+        titles = "; ".join(dict.fromkeys(untuned_tables))
+        remarks.append(f"no other learning rates than those of the configs were run in: {titles}")
     return Check(
         "Methods were tuned alike",
         f"{labels.counted(len(tables), 'table')}; {labels.counted(choices, 'cell')} chosen among "
@@ -180,12 +186,12 @@ def _tuned_alike(tables: Sequence[Comparison]) -> Check:
 
 
 def _better(rival: Method, best: Method) -> bool:
-    """On validation, over the seeds that both have."""
+    """On validation, over the shared seeds."""
     shared = set(rival.seeds) & set(best.seeds)
     scores = [
         [run.validation for run in method.runs if run.seed in shared] for method in (rival, best)
     ]
-    first, second = ([value for value in found if value is not None] for found in scores)
+    first, second = ([value for value in values if value is not None] for values in scores)
     return bool(first and second) and fmean(first) > fmean(second)
 
 
@@ -200,7 +206,7 @@ def _same_inputs(study: Study) -> Check:
             if None in hashes and needed:
                 violations.append(f"{setting}: runs without a hash of their {what}")
     return Check(
-        "All runs of a setting saw the same data and weights",
+        "All runs of a setting used the same data and weights",
         f"{labels.counted(len(study.runs), 'manifest')}, by hash",
         violations,
         [],
@@ -208,7 +214,7 @@ def _same_inputs(study: Study) -> Check:
 
 
 def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
-    """Contrasts are over the seeds both share; one seed decides nothing."""
+    """Contrasts are over shared seeds, and no two runs of a method are the same."""
     violations, remarks, contrasts, single = [], [], 0, 0
     for method in study.methods:
         ends = Counter(run.result["choice"]["parameters"] for run in method.runs)
@@ -230,7 +236,7 @@ def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
                     f"{contrast.count} of {len(first | second)} seeds"
                 )
     if single:
-        remarks.append(f"from one seed, and marked so: {single} accuracies")
+        remarks.append(f"from one seed, and marked as such: {labels.counted(single, 'cell')}")
     return Check(
         "Differences are paired by seed",
         f"{labels.counted(contrasts, 'difference')} in {labels.counted(len(tables), 'table')}",
@@ -240,7 +246,7 @@ def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
 
 
 def _code_on_record(study: Study) -> Check:
-    """A changed tree makes a run hard to repeat, not wrong: that is remarked."""
+    """Uncommitted changes make a run hard to repeat, not wrong: they are a remark."""
     violations = [
         f"{run.name}: neither commit nor version is known"
         for run in study.runs
@@ -258,7 +264,7 @@ def _code_on_record(study: Study) -> Check:
             remarks.append(f"{len(versions)} versions of {package}")
     if study.unfinished:
         remarks.append(
-            f"unfinished, and counting for nothing: {labels.counted(len(study.unfinished), 'run')}"
+            f"unfinished and not in any table: {labels.counted(len(study.unfinished), 'run')}"
         )
     return Check(
         "The code is on record",

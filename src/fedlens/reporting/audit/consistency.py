@@ -1,14 +1,13 @@
-"""Where the files of one run contradict each other, or what it was told: a sentence for each.
+"""Contradictions between the files of one run: a sentence for each.
 
-A choice is made again from the journal, a length is counted in it, a result is held against the
-config, the manifest, its own classes and what analyses remember of it.
+The choice is repeated from the journal and the length counted in it; the result is compared with
+the config, the manifest, its own accuracy per class and the records of analyses.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from math import isclose
 from statistics import fmean
-from typing import Any
 
 import yaml
 
@@ -18,38 +17,37 @@ from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.reporting.study.runs import Record, Run, value_of
 
-NAMED = {  # what manifest and result repeat of the config
+REPEATED = {  # what manifest and result repeat of the config
     "data": "data.name",
     "backbone": "backbone.name",
     "resolution": "backbone.resolution",
     "seed": "seed",
     "density": "sparse.density",
-    "mask_rule": "sparse.rule",
+    "mask_rule": "sparse.rule.name",
     "clients": "federated.clients",
     "local_steps": "federated.local_steps",
-    "algorithm": "algorithm.name",
     "partition": "partition",
 }
 ALLOWED = ("validation", "last")  # what a choice may be made on
-CHOSEN_BY_ACCURACY = ("alpha", "compose", "merge")  # the others weigh two accuracies, or are told
+CHOSEN_BY_ACCURACY = ("alpha", "compose", "merge")  # the others weigh two, or choose nothing
 
 
 def of_choice(run: Run) -> Iterable[str]:
     choice, unit, select = run.folder.choice, run.result["unit"], run.config["evaluate"]["select"]
     if choice is None:
-        yield "there is no record of its choice"
+        yield "its choice was not recorded"
         return
     if choice != run.result["choice"]:
-        yield "the result is of another choice than the one on record"
+        yield "the choices in choice.json and result.json differ"
     if choice["chosen_on"] not in ALLOWED:
         yield f"it was chosen on {choice['chosen_on']}"
-    seen = {r[unit]: r["validation"] for r in run.metrics if "validation" in r}
+    scores = {r[unit]: r["validation"] for r in run.metrics if "validation" in r}
     right, why = run.result["units"], "the last"
-    if select == "best" and seen:
-        right, why = max(seen, key=lambda n: (seen[n]["top1"], -n)), "best on validation"
+    if select == "best" and scores:
+        right, why = max(scores, key=lambda n: (scores[n]["top1"], -n)), "the best on validation"
     if right != choice["unit"]:
-        yield f"{unit} {right} was {why}, {unit} {choice['unit']} met the test split"
-    if run.result["validation"] != seen.get(choice["unit"]):
+        yield f"{unit} {right} was {why}, but {unit} {choice['unit']} was tested"
+    if run.result["validation"] != scores.get(choice["unit"]):
         yield "its result and its journal differ in validation accuracy"
 
 
@@ -64,62 +62,59 @@ def of_analysis(record: Record) -> Iterable[str]:
 
 
 def of_length(run: Run) -> Iterable[str]:
-    """Epochs or rounds that the config asks for and the journal lacks, without an early stop."""
-    told = run.config["federated"]
-    asked = run.config["train"]["epochs"]
-    if told["clients"] is not None:
-        auto = -(-told["local_step_budget"] // told["local_steps"])
-        asked = auto if told["rounds"] == "auto" else told["rounds"]
+    """Epochs or rounds of the config that the journal lacks, unless the run stopped early."""
+    federated = run.config["federated"]
+    planned = run.config["train"]["epochs"]
+    if federated["clients"] is not None:
+        auto = -(-federated["local_step_budget"] // federated["local_steps"])
+        planned = auto if federated["rounds"] == "auto" else federated["rounds"]
     done = sum("train" in record for record in run.metrics)
-    if done != asked and not (done < asked and run.config["train"]["early_stopping"]):
-        yield f"{done} of {asked} {run.result['unit']}s are in its journal"
+    if done != planned and not (done < planned and run.config["train"]["early_stopping"]):
+        yield f"{done} of {planned} {run.result['unit']}s are in its journal"
 
 
 def of_name(run: Run) -> Iterable[str]:
-    """A run's name ends in a hash of its config, unless a name was told or keys were fewer then."""
-    told = yaml.safe_load(run.folder.config.read_text(encoding="utf-8"))
-    if told["run"]["name"] is None and _whole(told, asdict(Config())):
+    """A run's name ends in a hash of its config, unless the config names the run."""
+    config = yaml.safe_load(run.folder.config.read_text(encoding="utf-8"))
+    if config["run"]["name"] is None and _has_all_keys(config, asdict(Config())):
         try:
-            named = run_name(compose.load(run.folder.config))
+            expected = run_name(compose.load(run.folder.config))
         except FedlensError as error:
-            yield f"its config is refused ({error})"
+            yield f"its config is invalid ({error})"
         else:
-            if named != run.name:
-                yield "its config is not the one it was named by"
+            if expected != run.name:
+                yield "its name does not belong to its config"
 
 
-def _whole(told: Record, schema: Record) -> bool:
-    return told.keys() == schema.keys() and all(
-        _whole(told[key], value) for key, value in schema.items() if isinstance(value, dict)
+def _has_all_keys(config: Record, schema: Record) -> bool:
+    return config.keys() == schema.keys() and all(
+        _has_all_keys(config[key], value)
+        for key, value in schema.items()
+        if isinstance(value, dict)
     )
 
 
 def of_result(run: Run) -> Iterable[str]:
-    """Where a run's files contradict each other."""
+    """Contradictions between config, manifest, journal, result and analyses."""
     if run.metrics[-1].get(run.result["unit"]) != run.result["units"]:
-        yield "its journal does not end where its result does"
-    told = {name: value_of(run.config, key) for name, key in NAMED.items()}
+        yield "its journal and its result end at different units"
+    expected = {name: value_of(run.config, key) for name, key in REPEATED.items()}
     for name, record in (("manifest", run.manifest), ("result", run.result)):
-        other = [key for key in told if key in record and not _agree(record[key], told[key])]
-        if other:
-            yield f"its {name} and its config differ in {', '.join(other)}"
+        wrong = [key for key in expected if key in record and record[key] != expected[key]]
+        if wrong:
+            yield f"its {name} and its config differ in {', '.join(wrong)}"
+    if run.manifest.get("labels", run.labels) != run.labels:
+        yield "its manifest and its result have different labels"
     if not _adds_up(run.result["test"]):
         yield "its test accuracy is not the mean over classes"
     for record in run.analyses:
-        remembered = record.get("as_trained", run.result)["test"]["top1"]
-        if remembered != run.result["test"]["top1"]:
-            yield f"its {record['kind']} remembers another test accuracy"
-
-
-def _agree(found: Any, told: Any) -> bool:
-    """Groups of keys agree in those that were known when the record was written."""
-    if isinstance(found, dict):
-        return all(told.get(key) == value for key, value in found.items())
-    return bool(found == told)
+        recorded = record.get("as_trained", run.result)["test"]["top1"]
+        if recorded != run.result["test"]["top1"]:
+            yield f"its {record['kind']} analysis has a different test accuracy"
 
 
 def _adds_up(test: Record) -> bool:
-    """Whether top-1 is the mean over classes; told only of classes that may be of one size."""
+    """Whether top-1 is the mean over classes; checked only if classes may have equal sizes."""
     known = [share for share in test["per_class"] if share is not None]
     size = test["count"] / len(known)
     even = all(isclose(share * size, round(share * size), abs_tol=1e-3) for share in known)

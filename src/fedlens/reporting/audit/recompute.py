@@ -1,4 +1,4 @@
-"""The audit's longest check: every number of a report, computed once more from the disk."""
+"""A check of the audit: every number of a report, computed again from the files on disk."""
 
 from collections.abc import Sequence
 from math import isclose
@@ -13,11 +13,11 @@ from fedlens.reporting.study.statistics import difference, estimate
 
 
 def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Check:
-    """Every mean, interval and difference is computed once more from result.json, read anew."""
+    """Every mean, interval and difference is computed again from result.json."""
     violations, remarks, numbers = [], [], 0
     for table in tables:
         grid = table.grid
-        accuracy = {place: _read_anew(method) for place, method in table.methods.items()}
+        accuracy = {place: _read_again(method) for place, method in table.methods.items()}
         for row, cells in zip(grid.rows, grid.cells, strict=True):
             for column, cell in zip(grid.columns, cells, strict=True):
                 if cell is None:
@@ -29,8 +29,8 @@ def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Chec
                     violations.append(f"{where}: {cell.mean} is not the mean of its runs")
                 if cell.untrained:
                     remarks.append(
-                        f"{where}: the start, before any training, was best on validation in "
-                        f"{cell.untrained} of {labels.counted(len(cell.seeds), 'seed')}"
+                        f"{where}: the parameters before any training were the best on validation "
+                        f"in {cell.untrained} of {labels.counted(len(cell.seeds), 'seed')}"
                     )
         for contrast in grid.contrasts:
             numbers += 1
@@ -44,20 +44,20 @@ def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Chec
             ):
                 violations.append(f"{grid.title}: {contrast.row} − {contrast.against} differs")
     for run in runs:
-        violations += [f"{run.name}: {fault}" for fault in consistency.of_result(run)]
-        violations += [f"{run.name}: {fault}" for fault in consistency.of_name(run)]
+        violations += [f"{run.name}: {problem}" for problem in consistency.of_result(run)]
+        violations += [f"{run.name}: {problem}" for problem in consistency.of_name(run)]
     return Check(
-        "Every number has a run behind it",
+        "Every number comes from a run",
         f"{numbers} accuracies and differences computed again from {len(runs)} results",
         violations,
         remarks,
     )
 
 
-def _read_anew(method: Method) -> dict[int, float]:
+def _read_again(method: Method) -> dict[int, float]:
     """Seed → test accuracy, from the disk."""
-    found = {run.seed: read_json(run.folder.path / "result.json") for run in method.runs}
-    return {seed: 100 * result["test"]["top1"] for seed, result in found.items()}
+    results = {run.seed: read_json(run.folder.path / "result.json") for run in method.runs}
+    return {seed: 100 * result["test"]["top1"] for seed, result in results.items()}
 
 
 def _close(first: float | None, second: float | None) -> bool:

@@ -1,6 +1,6 @@
-"""Tables of accuracies as pictures: a dot for the mean, a bar for its interval; hollow: one seed.
+"""Figures of tables of accuracies: a dot for the mean, a bar for its interval; hollow: one seed.
 
-Every figure says over how many seeds it is.
+Every figure states the number of seeds.
 """
 
 import re
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlens.reporting.figures.palette import Looks
+from fedlens.reporting.figures.palette import Palette
 from fedlens.reporting.figures.style import (
     COLUMN,
     GREY,
@@ -26,82 +26,77 @@ from fedlens.reporting.figures.style import (
     rounded,
     text_width,
 )
-from fedlens.reporting.study.content import Cell, Grid
+from fedlens.reporting.study.content import Cell, Grid, Question
+from fedlens.reporting.study.labels import DENSE
 
 ACCURACY = "test accuracy [%]"
-LEVELS = ("dense", "ridge head alone")  # drawn as lines that the rules stand against
-DODGED = 16  # up to so many dots share one panel
-LABEL = 26  # letters of a row's name in one line
+ONE_PANEL = 16  # dots that share one panel at most
+LABEL = 26  # letters of a row's label in one line
+DASHED = (0, (4, 2))
 BESIDE = 0.11  # inches between dots of one row
 Points = Mapping[float, Cell]
 
 
-def grid_figure(grid: Grid, looks: Looks) -> Figure:
-    """By the question the table answers; what has no shape of its own is a list of dots."""
-    return SHAPES.get(grid.chapter, dots)(grid, looks)
+def grid_figure(grid: Grid, question: Question, palette: Palette) -> Figure:
+    """A table in the shape that its question names."""
+    if question.figure == "lines":
+        return lines(grid, question, palette)
+    return SHAPES[question.figure](grid, palette)
 
 
-def over_local_steps(grid: Grid, looks: Looks) -> Figure:
-    """Accuracy over J, a line for each partition."""
-    series = {
-        row: _points(zip(grid.columns, cells, strict=True))
-        for row, cells in zip(grid.rows, grid.cells, strict=True)
+def lines(grid: Grid, question: Question, palette: Palette) -> Figure:
+    """Accuracy over the numbers in the labels of one side, a line for each label of the other."""
+    if question.x == "columns":
+        series = {
+            row: _points(zip(grid.columns, cells, strict=True))
+            for row, cells in zip(grid.rows, grid.cells, strict=True)
+        }
+        return _over(grid, question, palette, series, {})
+    rows = [row for row in grid.rows if row not in grid.levels]
+    series = {c: _points((r, _cell(grid, r, c)) for r in rows) for c in grid.columns}
+    levels = {
+        level: {c: cell for c in grid.columns if (cell := _cell(grid, level, c))}
+        for level in grid.levels
     }
-    return _over(grid, looks, series, "local steps J", base=2)
+    return _over(grid, question, palette, series, levels)
 
 
-def over_density(grid: Grid, looks: Looks) -> Figure:
-    """Accuracy over density, a line for each partition; dense training as a level."""
-    sparse = [row for row in grid.rows if row != "dense"]
-    series = {c: _points((r, _cell(grid, r, c)) for r in sparse) for c in grid.columns}
-    levels = {}
-    if "dense" in grid.rows:
-        levels = {c: cell for c in grid.columns if (cell := _cell(grid, "dense", c))}
-    return _over(grid, looks, series, "density (fraction trained)", base=10, levels=levels)
-
-
-def over_calibration(grid: Grid, looks: Looks) -> Figure:
-    """Accuracy over the rounds of calibration, a line for each partition."""
-    series = {c: _points((r, _cell(grid, r, c)) for r in grid.rows) for c in grid.columns}
-    return _over(grid, looks, series, "rounds of calibration", base=2)
-
-
-def over_partitions(grid: Grid, looks: Looks) -> Figure:
+def partitions(grid: Grid, palette: Palette) -> Figure:
     """A dot for each partition, from even to skewed."""
     figure, [[axes]] = panels(1, 1, width=COLUMN, height=1.7, top=0.22, bottom=0.3)
     for place, (row, cells) in enumerate(zip(grid.rows, grid.cells, strict=True)):
         for cell in filter(None, cells):
-            _dot(axes, place, cell, looks.of(row, grid.rows), upright=True)
+            _dot(axes, place, cell, palette.of(row, grid.rows), upright=True)
     axes.set_xticks(range(len(grid.rows)), grid.rows)
     axes.set_xlim(-0.5, len(grid.rows) - 0.5)
     _finish(axes)
-    remark(figure, told(_cells(grid)))
+    remark(figure, seeds_remark(_cells(grid)))
     return figure
 
 
-def rules(grid: Grid, looks: Looks) -> Figure:
-    """A panel for each partition; dense training and the head alone are lines to compare with."""
-    names = [row for row in grid.rows if row not in LEVELS] or grid.rows
+def columns_in_panels(grid: Grid, palette: Palette) -> Figure:
+    """A panel for each column; rows that are levels are lines of reference."""
+    names = [row for row in grid.rows if row not in grid.levels] or grid.rows
     levels = [row for row in grid.rows if row not in names]
     figure, drawn = _lists(names, grid.columns, _legend_room(levels, TEXT))
     handles = {}
     for axes, column in zip(drawn, grid.columns, strict=True):
         for level in levels:
             if cell := _cell(grid, level, column):
-                handles[level] = _level(axes, cell, looks.of(level), upright=True)
+                handles[level] = _level(axes, cell, palette.of(level), upright=True)
         for place, name in enumerate(names):
             if cell := _cell(grid, name, column):
-                _dot(axes, place, cell, looks.of(name, grid.rows))
-    legend_below(figure, {_level_words(level): handle for level, handle in handles.items()})
-    remark(figure, told(_cells(grid)))
+                _dot(axes, place, cell, palette.of(name, grid.rows))
+    legend_below(figure, {_level_label(level): handle for level, handle in handles.items()})
+    remark(figure, seeds_remark(_cells(grid)))
     return figure
 
 
-def dots(grid: Grid, looks: Looks) -> Figure:
+def dots(grid: Grid, palette: Palette) -> Figure:
     """Rows from top to bottom; columns in colours side by side or, if many, in panels."""
     several = len(grid.columns) > 1
-    if several and len(grid.rows) * len(grid.columns) > DODGED:
-        return rules(grid, looks)
+    if several and len(grid.rows) * len(grid.columns) > ONE_PANEL:
+        return columns_in_panels(grid, palette)
     legend = grid.columns if several else []
     spread = BESIDE * (len(grid.columns) - 1)
     row = max(0.2, spread + 0.16)
@@ -113,25 +108,23 @@ def dots(grid: Grid, looks: Looks) -> Figure:
         for down, name in enumerate(grid.rows):
             if cell := _cell(grid, name, column):
                 key = column if several else name
-                look = looks.of(key, grid.columns if several else grid.rows)
+                look = palette.of(key, grid.columns if several else grid.rows)
                 handles[column] = _dot(axes, down + shift, cell, look)
     if several:
         legend_below(figure, handles)
-    remark(figure, told(_cells(grid)))
+    remark(figure, seeds_remark(_cells(grid)))
     return figure
 
 
-SHAPES: dict[str, Callable[[Grid, Looks], Figure]] = {
-    "local_steps": over_local_steps,
-    "heterogeneity": over_partitions,
-    "mask_rules": rules,
-    "sparsity": over_density,
-    "calibration_rounds": over_calibration,
+SHAPES: dict[str, Callable[[Grid, Palette], Figure]] = {
+    "dots": dots,
+    "panels": columns_in_panels,
+    "partitions": partitions,
 }
 
 
-def told(cells: Sequence[Cell]) -> str:
-    """What dots and bars are, and over how many seeds."""
+def seeds_remark(cells: Sequence[Cell]) -> str:
+    """What dots and bars mean, and over how many seeds."""
     return over_seeds([len(cell.seeds) for cell in cells], "hollow: 1 seed")
 
 
@@ -146,23 +139,25 @@ def over_seeds(counts: Sequence[int], single: str) -> str:
 
 def _over(
     grid: Grid,
-    looks: Looks,
+    question: Question,
+    palette: Palette,
     series: Mapping[str, Points],
-    xlabel: str,
-    *,
-    base: int,
-    levels: Mapping[str, Cell] | None = None,
+    levels: Mapping[str, Mapping[str, Cell]],
 ) -> Figure:
-    """Lines over a logarithmic axis; intervals stand a little apart so as not to cover others."""
-    labels = [*series, *(["dense"] if levels else [])]
+    """Lines over a logarithmic axis, with intervals a little apart so that none covers another.
+
+    A level is a dashed line in the colour of its series.
+    """
+    shown = [level for level, cells in levels.items() if cells.keys() & series.keys()]
+    labels = [*series, *map(_level_label, shown)]
     bottom = 0.37 + _legend_room(labels, COLUMN)
     figure, [[axes]] = panels(1, 1, width=COLUMN, height=2.0, top=0.22, bottom=bottom)
-    axes.set_xscale("log", base=base)
+    axes.set_xscale("log", base=question.x_base)
     places = sorted({x for points in series.values() for x in points})
     apart = (places[-1] / places[0]) ** (0.012 if len(places) > 1 else 0)
     handles = {}
     for number, (label, points) in enumerate(series.items()):
-        look = looks.of(label, list(series))
+        look = palette.of(label, list(series))
         shift = apart ** (number - (len(series) - 1) / 2)
         line = sorted((x * shift, cell) for x, cell in points.items())
         axes.plot(
@@ -171,16 +166,18 @@ def _over(
         for x, cell in line:
             _dot(axes, x, cell, look, upright=True)
         handles[label] = _handle(look, look.dash)
-        if levels and label in levels:
-            _level(axes, levels[label], look._replace(dash=(0, (4, 2))))
-            handles["dense"] = Line2D([], [], color=GREY, linestyle=(0, (4, 2)), linewidth=1)
+        for level in shown:
+            if label in levels[level]:
+                _level(axes, levels[level][label], look._replace(dash=DASHED))
+    for level in shown:
+        handles[_level_label(level)] = Line2D([], [], color=GREY, linestyle=DASHED, linewidth=1)
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
     axes.margins(x=0.08)
-    axes.set_xlabel(xlabel)
+    axes.set_xlabel(question.x_label)
     _finish(axes)
     legend_below(figure, {label: handles[label] for label in labels})
-    remark(figure, told(_cells(grid)))
+    remark(figure, seeds_remark(_cells(grid)))
     return figure
 
 
@@ -192,7 +189,7 @@ def _lists(
     width: float = TEXT,
     row: float = 0.2,
 ) -> tuple[Figure, list[Axes]]:
-    """Panels side by side with the same rows; only the first says their names."""
+    """Panels side by side with the same rows; only the first shows their labels."""
     labels = [fill(name, LABEL) for name in names]
     lines = max(label.count("\n") for label in labels) + 1
     figure, [drawn] = panels(
@@ -225,14 +222,14 @@ def _dot(axes: Axes, place: float, cell: Cell, look: Look, *, upright: bool = Fa
 
 def _level(axes: Axes, cell: Cell, look: Look, *, upright: bool = False) -> Line2D:
     (line, span) = (axes.axvline, axes.axvspan) if upright else (axes.axhline, axes.axhspan)
-    dash = look.dash if look.dash != "-" else (0, (4, 2))
+    dash = look.dash if look.dash != "-" else DASHED
     if upright and cell.half:
         span(cell.mean - cell.half, cell.mean + cell.half, color=look.colour, alpha=0.09, lw=0)
     return line(cell.mean, color=look.colour, linestyle=dash, linewidth=1, zorder=1)
 
 
-def _level_words(level: str) -> str:
-    return "dense training" if level == "dense" else level
+def _level_label(level: str) -> str:
+    return "dense training" if level == DENSE else level
 
 
 def _handle(look: Look, dash: object) -> Line2D:
@@ -256,10 +253,10 @@ def _points(cells: Iterable[tuple[str, Cell | None]]) -> Points:
 
 def _number(label: str) -> float:
     """The first number in 'J=8', 'density 0.1', '4 rounds'."""
-    found = re.search(r"\d+(\.\d+)?(e[+-]?\d+)?", label)
-    if found is None:
+    match = re.search(r"\d+(\.\d+)?(e[+-]?\d+)?", label)
+    if match is None:
         raise ValueError(f"no number in '{label}'")
-    return float(found[0])
+    return float(match[0])
 
 
 def _cell(grid: Grid, row: str, column: str) -> Cell | None:

@@ -23,7 +23,7 @@ SHORT = 20  # letters of a name that fits above its line
 
 
 def alpha_curve_figure(curve: AlphaCurve) -> Figure:
-    """Of a report, whose accuracies are in percent."""
+    """A curve of a report, whose accuracies are in percent."""
     return along_figure(
         title=curve.label,
         alphas=curve.alphas,
@@ -49,7 +49,7 @@ def along_figure(
     end: str,
     barrier: float | None,
 ) -> Figure:
-    """Validation over α with the chosen one and its test accuracy; loss, its chord and barrier."""
+    """Validation accuracy and loss over α, with the chosen α, its test accuracy and the barrier."""
     heading = textwrap.fill(title, 95)
     top = 0.3 + LINE * (heading.count("\n") + 1)
     figure, [[left, right]] = panels(
@@ -77,11 +77,11 @@ def along_figure(
     return figure
 
 
-def mark_choice(axes: Axes, at: float, accuracy: float, test: float, words: str) -> None:
-    """A ring around the candidate chosen, and its test accuracy as a point of its own."""
+def mark_choice(axes: Axes, at: float, accuracy: float, test: float, label: str) -> None:
+    """A ring around the chosen candidate, and a star for its test accuracy."""
     axes.plot(
         at, accuracy, marker="o", markersize=9, markerfacecolor="none", markeredgecolor=GREY,
-        markeredgewidth=1.2, linestyle="none", zorder=4, label=f"chosen: {words}",
+        markeredgewidth=1.2, linestyle="none", zorder=4, label=f"chosen: {label}",
     )  # fmt: skip
     axes.plot(
         at, test, color=YELLOW, marker="*", markersize=9, markeredgecolor="black",
@@ -90,7 +90,7 @@ def mark_choice(axes: Axes, at: float, accuracy: float, test: float, words: str)
 
 
 def _ends(axes: Axes, alphas: Sequence[float], base: str, end: str) -> None:
-    """Names the two models the line goes through."""
+    """Labels the two models that the line connects."""
     names = {0.0: base if len(base) <= SHORT else "base", 1.0: end}
     for alpha, name in names.items():
         if alpha in alphas:
@@ -102,7 +102,7 @@ def _ends(axes: Axes, alphas: Sequence[float], base: str, end: str) -> None:
 
 
 def _chord(axes: Axes, alphas: Sequence[float], loss: Sequence[float], barrier: float) -> None:
-    """Straight between both ends; the barrier stands on it where the loss rises highest."""
+    """The chord between both ends, and the barrier: the highest rise of the loss above it."""
     at = dict(zip(alphas, loss, strict=True))
     between = {a: (1 - a) * at[0.0] + a * at[1.0] for a in alphas if 0 <= a <= 1}
     top = max(between, key=lambda a: at[a] - between[a])

@@ -1,4 +1,4 @@
-"""Analyses of finished models as pictures: accuracy over α or λ, before and after, interference."""
+"""Figures of analyses: accuracy over α or λ, before and after an edit, interference."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,15 +28,15 @@ from fedlens.reporting.figures.style import (
     plain,
     save,
 )
-from fedlens.reporting.terminal.analyses import other_rounds, said_of
+from fedlens.reporting.study.analyses import candidate_label, different_rounds
 
-DIVERGING = "PuOr_r"  # purple and orange are told apart by every kind of colour vision
-# One line each: neither colours nor markers repeat, so either alone tells the lines apart.
+DIVERGING = "PuOr_r"  # every kind of colour vision distinguishes purple and orange
+# One line each: neither colours nor markers repeat, so either alone distinguishes the lines.
 LINES = {
     "o": BLUE, "s": ORANGE, "^": GREEN, "D": PURPLE, "v": SKY, "P": BLACK,
 }  # fmt: skip
-SQUARE, APART = 1.45, 0.86  # inches: a matrix, and the gap to the next, its colour bar within
-WRITTEN, TICKS = 7, 12  # up to so many rows a matrix has its numbers in it, and all names
+SQUARE, APART = 1.45, 0.86  # inches: a matrix, and the gap to the next, with its colour bar
+WRITTEN, TICKS = 7, 12  # rows up to which a matrix shows its numbers, and all its names
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
@@ -75,7 +75,8 @@ def merge_figure(record: Mapping[str, Any]) -> Figure:
         label = method.replace("_", " ")
         axes.plot(scales, accuracy, color=colour, marker=marker, linewidth=1.2, label=label)
     scales, row = _column(record, "scale"), rows[record["chosen"]]
-    mark_choice(axes, row["scale"], row["validation"]["top1"], record["test"]["top1"], said_of(row))
+    label = candidate_label(row)
+    mark_choice(axes, row["scale"], row["validation"]["top1"], record["test"]["top1"], label)
     if min(scales) > 0 and max(scales) >= 10 * min(scales):
         axes.set_xscale("log")
         axes.set_xticks(sorted(set(scales)), [f"{scale:g}" for scale in sorted(set(scales))])
@@ -103,19 +104,19 @@ def clients_figure(record: Mapping[str, Any]) -> Figure:
     for axes, (split, (old, new)) in zip(panels, pairs.items(), strict=True):
         names = {"target": "target", "control": "control", "top1": "all classes"}
         known = [key for key in names if old[key] is not None and new[key] is not None]
-        for shift, found, colour, hatch, label in [
+        for shift, metrics, colour, hatch, label in [
             (-0.2, old, BLUE, None, "as trained"),
             (0.2, new, ORANGE, "//", "edited"),
         ]:
             bars = axes.bar(
-                np.arange(len(known)) + shift, [found[key] for key in known],
+                np.arange(len(known)) + shift, [metrics[key] for key in known],
                 width=0.38, color=colour, hatch=hatch, edgecolor="white", label=label,
             )  # fmt: skip
             axes.bar_label(bars, fmt=lambda v: f"{v:.1%}", fontsize="small", padding=2)
         axes.set_xticks(range(len(known)), [names[key] for key in known])
-        rounds = other_rounds(record) if split == "test" else None
-        said = f" (as trained: round {rounds[0]}, edited: round {rounds[1]})" if rounds else ""
-        axes.set_title(split + said, fontsize="medium")
+        rounds = different_rounds(record) if split == "test" else None
+        note = f" (as trained: round {rounds[0]}, edited: round {rounds[1]})" if rounds else ""
+        axes.set_title(split + note, fontsize="medium")
         axes.margins(y=0.15)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         plain(axes)
@@ -125,7 +126,7 @@ def clients_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def forget_figure(record: Mapping[str, Any]) -> Figure:
-    """Target and control over λ, with the bound below which the control must not fall."""
+    """Target and control over λ, with the lower bound of the control."""
     scales = _column(record, "scale")
     target, control = (_column(record, key) for key in ("target", "control"))
     chosen = record["chosen"]
@@ -140,8 +141,7 @@ def forget_figure(record: Mapping[str, Any]) -> Figure:
     axes.axhline(bound, color=BLUE, linestyle="--", linewidth=1, label=kept)
     axes.axvline(scales[chosen], color=GREY, linestyle=":", zorder=0)
     test = record["test"]
-    told = (("control", control, BLUE, "o"), ("target", target, ORANGE, "s"))
-    for key, _, colour, marker in told:
+    for key, colour, marker in (("control", BLUE, "o"), ("target", ORANGE, "s")):
         if test[key] is not None:
             axes.plot(
                 scales[chosen], test[key], color="white", marker=marker, markersize=9,
@@ -170,13 +170,13 @@ def interference_figure(record: Mapping[str, Any]) -> Figure:
     for axes in (cosines, signs):
         axes.set(xlabel="client", ylabel="client")
     alphas = [f"{alpha:g}" for alpha in record["alphas"]]
-    found, scale = record["disentanglement_error"], Normalize(0, 1)
-    _heat(errors, found, alphas, DARKER, scale, "disentanglement error")
+    error, scale = record["disentanglement_error"], Normalize(0, 1)
+    _heat(errors, error, alphas, DARKER, scale, "disentanglement error")
     errors.invert_yaxis()
     mean = record["accuracy_normalised_mean"]
-    said = f"normalised accuracy at (1, 1): {'unknown' if mean is None else f'{mean:.1%}'}"
+    accuracy = f"normalised accuracy at (1, 1): {'unknown' if mean is None else f'{mean:.1%}'}"
     errors.set_ylabel(f"α of client {first}")
-    errors.set_xlabel(f"α of client {second}\n{said}")
+    errors.set_xlabel(f"α of client {second}\n{accuracy}")
     _frame_unit_square(errors, record["alphas"])
     figure.suptitle(f"Interference between the clients of round {record['round']}", y=0.99)
     return figure
@@ -203,7 +203,7 @@ def _heat(
     scale: Normalize,
     title: str,
 ) -> None:
-    """A matrix with its numbers written in where there is room; what is unknown is left white."""
+    """A matrix, with its numbers if there is room; unknown values are white."""
     matrix = np.ma.masked_invalid(np.array(values, dtype=float))
     image = axes.imshow(matrix, cmap=colours, norm=scale, interpolation="none")
     places = range(0, len(names), -(-len(names) // TICKS))
@@ -224,13 +224,13 @@ def _heat(
 
 
 def _frame_unit_square(axes: Axes, alphas: Sequence[float]) -> None:
-    """Around all cells with both α in [0, 1], where merged models are meant to be."""
+    """Around all cells with both α in [0, 1], the usual range of merged models."""
     inside = [place for place, alpha in enumerate(alphas) if 0 <= alpha <= 1]
     if inside:
         corner, side = inside[0] - 0.5, len(inside)
         frame = Rectangle((corner, corner), side, side, fill=False, edgecolor=ORANGE, linewidth=2.5)
         axes.add_patch(frame)
-        frame.set_clip_on(False)  # it may run along the edge
+        frame.set_clip_on(False)  # it may lie on the edge
 
 
 def _column(record: Mapping[str, Any], key: str) -> list[float]:

@@ -1,7 +1,6 @@
-"""Learning curves as pictures: validation accuracy over rounds, local steps or megabytes sent,
-and what clients did to each other, round by round.
+"""Learning curves: validation accuracy over rounds, local steps or megabytes, and clients' drift.
 
-A set of curves is a table's: one of its sides becomes panels, the other the lines in each.
+A set of curves belongs to a table: one side of it becomes panels, the other the lines in each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from fedlens.reporting.figures.accuracy import over_seeds
-from fedlens.reporting.figures.palette import Looks
+from fedlens.reporting.figures.palette import Palette
 from fedlens.reporting.figures.style import (
     COLUMN,
     LINE,
@@ -28,7 +27,7 @@ from fedlens.reporting.figures.style import (
     remark,
     rounded,
 )
-from fedlens.reporting.study.content import Curve, CurveSet, Grid, Observation
+from fedlens.reporting.study.content import Curve, CurveSet, Grid, Observation, Question
 from fedlens.reporting.study.curves import cell_label
 
 Along = Literal["rounds", "steps", "bytes"]
@@ -36,7 +35,7 @@ Side = Literal["rows", "columns"]
 
 ACCURACY = "validation accuracy [%]"
 MOST = 8  # lines in a panel; a set with more has several figures
-MARKED = 8  # markers on a line, where it has more points
+MARKED = 8  # markers on a line with more points
 OBSERVED: dict[str, tuple[str, Callable[[Observation], list[float | None]]]] = {
     "drift": ("drift from the clients' mean", lambda o: o.drift),
     "cosine": ("cosine between clients", lambda o: o.cosine),
@@ -62,16 +61,13 @@ ALONG: dict[Along, Xs] = {
 }
 
 
-def panelled(found: CurveSet, along: Along | None = None) -> Side:
-    """Which side of the table becomes panels; at equal steps or bytes, J is to be compared."""
-    equal = along in ("steps", "bytes")
-    if found.chapter == "headline" or (found.chapter == "local_steps" and equal):
-        return "rows"
-    return "columns"
+def panel_side(question: Question, along: Along | None = None) -> Side:
+    """Which side of the table becomes panels."""
+    return question.panels_over_steps if along in ("steps", "bytes") else question.panels
 
 
 def arranged(items: Sequence[T], grid: Grid, side: Side) -> dict[str, dict[str, T]]:
-    """Panel → line → item, in the table's order; one panel where one side does not vary."""
+    """Panel → line → item, in the table's order; one panel if one side does not vary."""
     by_label = {item.label: item for item in items}
     places = {
         (row, column): by_label[label]
@@ -83,15 +79,15 @@ def arranged(items: Sequence[T], grid: Grid, side: Side) -> dict[str, dict[str, 
     sides = {"rows": grid.rows, "columns": grid.columns}
     if len(rows) <= 1 or len(columns) <= 1:
         return {"": {r if len(columns) <= 1 else c: item for (r, c), item in places.items()}}
-    found: dict[str, dict[str, T]] = {label: {} for label in sides[side]}
+    shown: dict[str, dict[str, T]] = {label: {} for label in sides[side]}
     for (row, column), item in places.items():
         panel, line = (row, column) if side == "rows" else (column, row)
-        found[panel][line] = item
-    return {panel: lines for panel, lines in found.items() if lines}
+        shown[panel][line] = item
+    return {panel: lines for panel, lines in shown.items() if lines}
 
 
 def comparable(shown: Panels[Curve], along: Along) -> dict[str, dict[str, Curve]]:
-    """Without central training where its epochs would stand beside rounds."""
+    """Without central training beside federated: its epochs are no rounds."""
     return {
         panel: {
             label: curve for label, curve in lines.items()
@@ -102,7 +98,7 @@ def comparable(shown: Panels[Curve], along: Along) -> dict[str, dict[str, Curve]
 
 
 def parts(shown: Panels[T]) -> list[dict[str, dict[str, T]]]:
-    """So many figures that none has more than MOST lines; the first line is in all of them."""
+    """As many figures as keep each at MOST lines or fewer; the first line is in all of them."""
     if not any(shown.values()):
         return []
     lines = list(dict.fromkeys(line for panel in shown.values() for line in panel))
@@ -117,21 +113,21 @@ def parts(shown: Panels[T]) -> list[dict[str, dict[str, T]]]:
     ]
 
 
-def drawable(found: CurveSet, along: Along) -> list[Curve]:
-    """Curves that have such an axis; over steps or megabytes, only where methods differ in them."""
-    curves = [curve for curve in found.curves if ALONG[along].of(curve)]
+def drawable(curve_set: CurveSet, along: Along) -> list[Curve]:
+    """Curves that have this axis; over steps or megabytes, only if methods differ in them."""
+    curves = [curve for curve in curve_set.curves if ALONG[along].of(curve)]
     if along == "bytes":
         curves = [_sending(curve) for curve in curves if curve.megabytes[-1] > 0]
         ends = [curve.megabytes[-1] for curve in curves]
         return curves if ends and max(ends) > 1.01 * min(ends) else []
-    if along == "steps":  # the same in every round or epoch: else the picture is that over rounds
+    if along == "steps":  # if all take the same steps per round, the figure over rounds is enough
         each = {curve.steps[-1] / curve.unit[-1] for curve in curves if curve.unit[-1]}
         return curves if len(each) > 1 else []
     return curves
 
 
 def _sending(curve: Curve) -> Curve:
-    """From the first message on: a logarithmic axis has no place for nothing."""
+    """From the first message on: a logarithmic axis has no zero."""
     start = next(place for place, sent in enumerate(curve.megabytes) if sent > 0)
     later = {
         name: getattr(curve, name)[start:]
@@ -140,14 +136,16 @@ def _sending(curve: Curve) -> Curve:
     return replace(curve, **later)
 
 
-def curve_figure(shown: Panels[Curve], among: Sequence[str], along: Along, looks: Looks) -> Figure:
-    """`among`: all lines of the set, whose places give those without a colour of their own one."""
+def curve_figure(
+    shown: Panels[Curve], among: Sequence[str], along: Along, palette: Palette
+) -> Figure:
+    """`among` are all lines of the set, by which lines without a colour of their own get one."""
     labels = list(dict.fromkeys(line for panel in shown.values() for line in panel))
     figure, drawn = _panels(list(shown), labels)
     handles = {}
     for axes, (title, lines) in zip(drawn, shown.items(), strict=True):
         for label, curve in lines.items():
-            look = looks.of(label, among)
+            look = palette.of(label, among)
             handles[label] = _curve(axes, ALONG[along].of(curve), curve, look, len(labels))
         central = not any(curve.megabytes for curve in lines.values())
         axes.set_title(title)
@@ -164,7 +162,9 @@ def curve_figure(shown: Panels[Curve], among: Sequence[str], along: Along, looks
     return figure
 
 
-def observation_figure(shown: Panels[Observation], among: Sequence[str], looks: Looks) -> Figure:
+def observation_figure(
+    shown: Panels[Observation], among: Sequence[str], palette: Palette
+) -> Figure:
     """A row for each panel, a column for each measure that was taken."""
     labels = list(dict.fromkeys(line for panel in shown.values() for line in panel))
     measures = measured([o for lines in shown.values() for o in lines.values()])
@@ -178,9 +178,9 @@ def observation_figure(shown: Panels[Observation], among: Sequence[str], looks: 
     for row, (title, lines) in zip(drawn, shown.items(), strict=True):
         for axes, name in zip(row, measures, strict=True):
             heading, values = OBSERVED[name]
-            for label, found in lines.items():
-                known = [nan if value is None else value for value in values(found)]
-                handles[label] = _line(axes, found.round, known, looks.of(label, among))
+            for label, one in lines.items():
+                known = [nan if value is None else value for value in values(one)]
+                handles[label] = _line(axes, one.round, known, palette.of(label, among))
             _x_axis(axes, "rounds")
             axes.yaxis.set_major_locator(rounded(4))
             plain(axes, "both")
@@ -190,21 +190,21 @@ def observation_figure(shown: Panels[Observation], among: Sequence[str], looks: 
                 axes.set_xlabel("round")
         row[0].set_ylabel(title)
     legend_below(figure, {label: handles[label] for label in labels})
-    seeds = [len(found.runs) for lines in shown.values() for found in lines.values()]
+    seeds = [len(one.runs) for lines in shown.values() for one in lines.values()]
     remark(figure, "1 seed" if max(seeds) == 1 else "mean over seeds")
     return figure
 
 
 def measured(observations: Sequence[Observation]) -> list[str]:
-    """The measures of which there is at least one value."""
+    """The measures with at least one value."""
     return [
         name for name, (_, values) in OBSERVED.items()
-        if any(value is not None for found in observations for value in values(found))
+        if any(value is not None for one in observations for value in values(one))
     ]  # fmt: skip
 
 
 def _panels(titles: Sequence[str], labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """One panel is for a column; several for the width of the text."""
+    """One panel is as wide as a column, several as the text."""
     count = len(titles)
     across = count if count <= 3 else 2 if count == 4 else 3
     down = ceil(count / across)
@@ -231,7 +231,7 @@ def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], look: Look) -> L
 
 
 def _curve(axes: Axes, xs: Sequence[float], curve: Curve, look: Look, lines: int) -> Line2D:
-    """The line and its band, the fainter the more of them lie over each other."""
+    """The line and its band, which is fainter if there are many."""
     band = [
         (x, mean - half, mean + half)
         for x, mean, half in zip(xs, curve.mean, curve.half, strict=True)
@@ -245,7 +245,7 @@ def _curve(axes: Axes, xs: Sequence[float], curve: Curve, look: Look, lines: int
 
 
 def _extent(curves: Sequence[Curve]) -> tuple[float, float]:
-    """All curves, and of their bands as much as lets one still read the curves."""
+    """All curves, and as much of their bands as keeps the curves readable."""
     means = [mean for curve in curves for mean in curve.mean]
     halves = [half or 0 for curve in curves for half in curve.half]
     beyond = 0.6 * (max(means) - min(means)) + 0.5

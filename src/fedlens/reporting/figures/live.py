@@ -1,4 +1,4 @@
-"""Runs under way as a picture: validation accuracy over epochs or rounds, from their journals."""
+"""Learning curves of running runs: validation accuracy over epochs or rounds, from journals."""
 
 import io
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from fedlens.reporting.figures.style import (
 )
 from fedlens.store.run_folder import RunFolder
 
-SCREEN = 110  # dots per inch: it is looked at, not printed
+SCREEN = 110  # dots per inch, for a screen
 
 
 def live_png(folders: Sequence[RunFolder]) -> bytes:
-    """Of the newest runs among these, as many as can be told apart, each to where it is now."""
+    """The newest of these runs, as many as there are line styles, each up to its last record."""
     shown = list(folders)[-len(LOOKS) :]
     labels = _labels([folder.name for folder in shown])
     counted: set[str] = set()
@@ -44,7 +44,7 @@ def live_png(folders: Sequence[RunFolder]) -> bytes:
                 linestyle=look.dash,
             )  # fmt: skip
         if not measured:
-            axes.text(0.5, 0.5, "nothing measured yet", ha="center", transform=axes.transAxes,
+            axes.text(0.5, 0.5, "no validation yet", ha="center", transform=axes.transAxes,
                       color=GREY)  # fmt: skip
         axes.set(xlabel=" or ".join(sorted(counted)), ylabel="validation accuracy [%]")
         axes.xaxis.set_major_locator(rounded(8, integer=True))
@@ -58,6 +58,6 @@ def live_png(folders: Sequence[RunFolder]) -> bytes:
 def _labels(names: Sequence[str]) -> list[str]:
     """Names without their hashes and without the words that all of them share."""
     words = [name.split("_") for name in names]
-    shared = set.intersection(*(set(told) for told in words)) if len(words) > 1 else set()
-    short = [" ".join(w for w in told[:-1] or told if w not in shared) for told in words]
+    shared = set.intersection(*(set(one) for one in words)) if len(words) > 1 else set()
+    short = [" ".join(w for w in one[:-1] or one if w not in shared) for one in words]
     return short if len(set(short)) == len(short) and all(short) else list(names)

@@ -1,10 +1,10 @@
-"""Which weights are trained, as pictures: density by layer and kind, and the overlap of masks."""
+"""Figures of masks: density by layer and kind, and the overlap of masks."""
 
 import re
 from collections.abc import Mapping, Sequence
-from math import ceil, isnan, sqrt
+from math import ceil, isnan, nan, sqrt
 from pathlib import Path
-from textwrap import TextWrapper
+from textwrap import TextWrapper, fill
 from typing import Any
 
 import numpy as np
@@ -15,30 +15,62 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from fedlens.reporting.figures.style import BLUE, DARKER, ORANGE, paper, plain, save
-from fedlens.reporting.terminal.masks import NONE
+from fedlens.reporting.figures import style
+from fedlens.reporting.figures.style import BLUE, DARKER, ORANGE, TEXT, paper, plain, save
+from fedlens.reporting.study.content import MaskMap
+from fedlens.reporting.study.labels import NONE
 
 Record = Mapping[str, Any]
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 ROW = 0.27  # inches
+ACROSS, MAP_ROW = 3, 0.19  # of a report's maps: panels side by side, inches per layer
 COLUMNS = {2: 0.42, 3: 0.58}  # inches for a number of so many digits
 PAIR = 0.75  # inches for an overlap
-BARS = (1.4, 1.0)  # inches: the width of the bars by layer, the height of those by kind
-WIDE = 10.0  # greatest over smallest density from which the colours go by the square root
+BARS = (1.4, 1.0)  # inches: width of the bars by layer, height of those by kind
+WIDE = 10.0  # largest over smallest density above which colours follow the square root
 SMALL = "small"
-SHORT = {"embedding": "emb."}  # the one kind whose name is wider than its column
+SHORT = {"embedding": "emb."}  # the only kind whose name is wider than its column
 LITERAL = {"parse_math": False}  # a file's name may hold a dollar
 
 
 def mask_figure(records: Sequence[Record], path: Path, *, overlap: Record | None = None) -> None:
     """Draws {"label", "all", "layers", "kinds", "table"} of each mask to a png, svg or pdf file.
 
-    One mask: layers × kinds, and the density of each. Several, which are of one model: a panel for
-    each, in the same colours, and their `overlap` {"labels", "jaccard", "by_chance"}.
+    One mask: layers × kinds, and the density of each. Several masks of one model: a panel for each,
+    in the same colours, and their `overlap` {"labels", "jaccard", "by_chance"}.
     """
     with paper():
         save(_one(records[0]) if overlap is None else _several(records, overlap), path)
+
+
+def maps_figure(maps: Sequence[MaskMap]) -> Figure:
+    """Masks of one model side by side; numbers are percentages of trained weights."""
+    matrices = [
+        np.array([[nan if cell is None else cell for cell in row] for row in one.density])
+        for one in maps
+    ]
+    colours = scale(np.concatenate([matrix.ravel() for matrix in matrices]))
+    across = min(len(maps), ACROSS)
+    down = ceil(len(maps) / across)
+    width = style.COLUMN if across == 1 else TEXT
+    layers = maps[0].layers
+    figure, drawn = style.panels(
+        down, across, width=width, height=MAP_ROW * len(layers), top=0.32, bottom=0.22, down=0.55,
+        left=max(map(style.text_width, layers)) + 0.14, right=0.75, across=0.12,
+    )  # fmt: skip
+    flat = [axes for row in drawn for axes in row]
+    for place, (axes, one, matrix) in enumerate(zip(flat, maps, matrices, strict=False)):
+        heat(axes, layers if place % across == 0 else [""] * len(layers), one.kinds, matrix,
+             colours, digits=2)  # fmt: skip
+        axes.set_title(fill(one.label, 42), fontsize=style.SMALL)
+    for axes in flat[len(maps) :]:
+        axes.set_visible(False)
+    height = figure.get_figheight()
+    bar = figure.add_axes((1 - 0.66 / width, 0.22 / height, 0.1 / width, 1 - 0.54 / height))
+    figure.colorbar(ScalarMappable(colours, DARKER), cax=bar, format=tick)
+    bar.set_ylabel("density", fontsize=style.SMALL)
+    return figure
 
 
 def _one(record: Record) -> Figure:
@@ -121,7 +153,7 @@ def _several(records: Sequence[Record], overlap: Record) -> Figure:
     bar = upper.colorbar(ScalarMappable(colours, DARKER), ax=panels, aspect=30, format=tick)
     bar.set_label("density", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
-    matrix = PAIR * len(labels)  # beside it, what is left of the width stays empty
+    matrix = PAIR * len(labels)  # the rest of the width stays empty
     rest = max(width - matrix - 0.09 * max(map(len, "\n".join(labels).split("\n"))), 0.01)
     beside = lower.add_gridspec(1, 2, width_ratios=(matrix, rest))
     _jaccard(lower.add_subplot(beside[0]), overlap, labels)
@@ -129,19 +161,19 @@ def _several(records: Sequence[Record], overlap: Record) -> Figure:
 
 
 def _jaccard(axes: Axes, overlap: Record, labels: Sequence[str]) -> None:
-    """Another colour than densities have, from no weight in common to all."""
+    """In another colour than densities, from no weight in common to all."""
     shared = np.asarray(overlap["jaccard"], dtype=float)
     image = axes.imshow(
         shared, aspect="auto", cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="none"
     )
     for (row, column), value in np.ndenumerate(shared):
         chance = overlap["by_chance"][row][column]
-        said = "1" if row == column else f"{value:.3f}\n({chance:.3f})"
-        _write(axes, image, row, column, value, said)
+        text = "1" if row == column else f"{value:.3f}\n({chance:.3f})"
+        _write(axes, image, row, column, value, text)
     places = range(len(labels))
     axes.set_xticks(places, [str(place + 1) for place in places], fontsize=SMALL)
     axes.set_yticks(places, labels, fontsize=SMALL, **LITERAL)
-    axes.set_title("Jaccard overlap (in brackets: by chance)", fontsize=SMALL, loc="left")
+    axes.set_title("Jaccard overlap (in parentheses: by chance)", fontsize=SMALL, loc="left")
     _ruled(axes, shared.shape)
 
 
@@ -154,7 +186,7 @@ def heat(
     *,
     digits: int,
 ) -> AxesImage:
-    """Layers × kinds, the darker the denser, with the density of each in %."""
+    """Layers × kinds, darker if denser, with the density of each in %."""
     image = axes.imshow(density, aspect="auto", cmap=DARKER, norm=colours, interpolation="none")
     for (row, column), value in np.ndenumerate(density):
         _write(axes, image, row, column, value, _percent(value, digits))
@@ -175,7 +207,7 @@ def _table(record: Record) -> tuple[list[str], list[str], Matrix]:
 
 
 def _write(axes: Axes, image: AxesImage, row: int, column: int, value: float, text: str) -> None:
-    """In black or white, whichever the cell's colour lets one read."""
+    """In black or white, whichever is readable on the cell's colour."""
     red, green, blue, painted = image.to_rgba(np.array([value]))[0]
     dark = painted and 0.3 * red + 0.59 * green + 0.11 * blue < 0.47
     axes.text(
@@ -194,7 +226,7 @@ def _ruled(axes: Axes, shape: tuple[int, ...]) -> None:
 
 
 def scale(cells: Matrix) -> Normalize:
-    """From nothing to the densest cell; by the square root where cells differ much."""
+    """From zero to the densest cell; by the square root if cells differ much."""
     top = np.nanmax(cells) or 1.0
     wide = top > WIDE * np.nanmin(cells)
     return PowerNorm(0.5, vmin=0, vmax=top) if wide else Normalize(vmin=0, vmax=top)
@@ -205,7 +237,7 @@ def _scale(records: Sequence[Record]) -> Normalize:
 
 
 def _percent(density: float, digits: int) -> str:
-    """So many digits that count, but at most two decimals; a little is not shown as nothing."""
+    """So many significant digits, at most two decimals; a density above 0 is not shown as 0."""
     if isnan(density):
         return NONE
     value = float(f"{100 * density:.{digits}g}")

@@ -1,64 +1,58 @@
-"""Which colour, marker and dash stand for what: the same in all figures of a report.
+"""Colours, markers and dashes by label, the same in all figures of a report.
 
-Partitions go by evenness over the whole report, rules by name; dense training is black.
+Partitions are coloured in their order over the whole report, mask rules in the registry's order;
+dense and central training are black.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedlens.registry import mask_rule
 from fedlens.reporting.figures.style import BLACK, GREY, LOOKS, Look
-from fedlens.reporting.study.content import Content, Grid
+from fedlens.reporting.study.captions import grids
+from fedlens.reporting.study.content import Content
+from fedlens.reporting.study.labels import CENTRAL, DENSE
 
 DOTTED = (0, (1.2, 1.6))
-NAMED = {
-    "dense": Look(BLACK, "X"),
-    "sparse": LOOKS[1],
-    "central": Look(BLACK, "*"),
-    "ridge head alone": Look(GREY, "D", DOTTED),
-    "least sensitive": LOOKS[0],
-    "most sensitive": LOOKS[1],
-    "lowest magnitude": LOOKS[2],
-    "highest magnitude": LOOKS[3],
-    "random": LOOKS[4],
-}
-EVENNESS = (r"IID", r"sizes σ=(\S+)", r"Dirichlet (\S+)", r"Nc=(\S+)")
-PREFIX = "FedAvg, "  # of the six models' rows
+BASELINES = {DENSE: Look(BLACK, "X"), "sparse": LOOKS[1], CENTRAL: Look(BLACK, "*")}
+LEVEL = Look(GREY, "D", DOTTED)  # other rows that are drawn as lines of reference
 
 
 @dataclass(frozen=True)
-class Looks:
-    partitions: tuple[str, ...]
+class Palette:
+    partitions: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
 
     def of(self, label: str, among: Sequence[str] = ()) -> Look:
-        """`among` are the labels of a table, whose places tell what has no colour of its own."""
-        bare = label.removeprefix(PREFIX)
-        if bare in NAMED:
-            return NAMED[bare]
-        if bare in self.partitions:
-            return LOOKS[self.partitions.index(bare) % len(LOOKS)]
-        others = [other for other in among if other not in NAMED]
+        """`among` are all labels of a table; what has no look of its own gets one by its place."""
+        if look := self._known(label):
+            return look
+        others = [other for other in among if self._known(other) is None]
         return LOOKS[others.index(label) % len(LOOKS)]
 
-
-def looks(content: Content) -> Looks:
-    found: set[str] = set()
-    for chapter in content.chapters:
-        found |= {picture.label for picture in chapter.partitions}
-        grids = [chapter.headline, *chapter.grids]
-        found |= {label.removeprefix(PREFIX) for grid in grids if grid for label in _labels(grid)}
-    known = {label: place for label in found if (place := evenness(label)) is not None}
-    return Looks(tuple(sorted(known, key=lambda label: known[label])))
-
-
-def evenness(label: str) -> tuple[int, float] | None:
-    """From even to the most skewed; None for what is no partition."""
-    for place, pattern in enumerate(EVENNESS):
-        if match := re.fullmatch(pattern, label):
-            number = float(match[1]) if match.groups() else 0.0
-            return place, number if "σ" in pattern else -number
-    return None
+    def _known(self, label: str) -> Look | None:
+        if label in BASELINES:
+            return BASELINES[label]
+        if label in self.levels:
+            return LEVEL
+        if label in self.rules:
+            return LOOKS[self.rules.index(label) % len(LOOKS)]
+        for place, partition in enumerate(self.partitions):
+            if label == partition or label.endswith(f", {partition}"):  # 'FedAvg, Nc=1'
+                return LOOKS[place % len(LOOKS)]
+        return None
 
 
-def _labels(grid: Grid) -> Iterable[str]:
-    return [*grid.rows, *grid.columns]
+def palette(content: Content) -> Palette:
+    """Looks for what occurs in a report; rules that the registry does not know come last."""
+    pictures = [picture.label for chapter in content.chapters for picture in chapter.partitions]
+    masks = [one.rule for chapter in content.chapters for one in chapter.masks]
+    known = [row.label for row in mask_rule]
+    tables = [grid for chapter in content.chapters for grid in grids(chapter)]
+    levels = dict.fromkeys(level for grid in tables for level in grid.levels)
+    return Palette(
+        partitions=tuple(dict.fromkeys(pictures)),
+        rules=tuple(dict.fromkeys([*known, *sorted(set(masks) - set(known))])),
+        levels=tuple(level for level in levels if level not in BASELINES),
+    )

@@ -1,4 +1,4 @@
-"""Who holds what, as a picture drawn without a display and without pyplot's global state."""
+"""Figures of a partition: the classes that each client holds, and statistics over clients."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedlens.reporting.figures.style import BLUE, DARKER, ORANGE, TEXT, paper, plain, save
 
-DRAWN = 200  # more clients than this are thinner than a line of the picture
-RULED = 1000  # up to so many cells, lines between them help and do not cover
+DRAWN = 200  # clients; more would be thinner than a line of the picture
+RULED = 1000  # cells up to which lines between them help
 
 MEASURES = {  # of the statistics, in the order of the panels
     "sizes": "samples per client",
@@ -30,16 +30,16 @@ def partition_figure(record: Mapping[str, Any], path: Path) -> None:
 
 
 def holdings_figure(record: Mapping[str, Any]) -> Figure:
-    """Up to 200 clients with a histogram: who holds what. Else the distribution of each measure
-    over clients; where the statistics have no lists (many clients), its range.
+    """Up to 200 clients with a histogram: clients × classes. Else the distribution of each measure
+    over clients; if the statistics have no lists (many clients), its range.
     """
-    found, histogram = record["statistics"], record.get("histogram")
-    drawn = histogram is not None and found["clients"] <= DRAWN
-    height = 4.2 if drawn else 1.9 if "sizes" in found else 1.4
+    statistics, histogram = record["statistics"], record.get("histogram")
+    drawn = histogram is not None and statistics["clients"] <= DRAWN
+    height = 4.2 if drawn else 1.9 if "sizes" in statistics else 1.4
     figure = Figure(figsize=(TEXT, height))
     figure.suptitle(
-        f"Partition '{record['name']}': K = {found['clients']:,} clients, "
-        f"N = {found['samples']:,} training samples",
+        f"Partition '{record['name']}': K = {statistics['clients']:,} clients, "
+        f"N = {statistics['samples']:,} training samples",
         y=1 - 0.05 / height, va="top",
     )  # fmt: skip
     low, tall = 0.38 / height, 1 - 0.8 / height
@@ -48,7 +48,7 @@ def holdings_figure(record: Mapping[str, Any]) -> Figure:
         legend = figure.add_axes((0.085, low, 0.012, tall))
         picture = figure.add_axes((0.165, low, 0.425, tall))
         _holdings(figure, picture, legend, np.asarray(histogram))
-        _sizes(figure.add_axes((0.605, low, 0.115, tall), sharey=picture), found["sizes"])
+        _sizes(figure.add_axes((0.605, low, 0.115, tall), sharey=picture), statistics["sizes"])
         grid = figure.add_gridspec(3, 1, left=0.79, hspace=0.9, **edges)
         panels = [figure.add_subplot(grid[row]) for row in range(3)]
         names = [name for name in MEASURES if name != "sizes"]
@@ -57,20 +57,20 @@ def holdings_figure(record: Mapping[str, Any]) -> Figure:
         panels = [figure.add_subplot(grid[column]) for column in range(len(MEASURES))]
         names = list(MEASURES)
     for place, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        if name in found:
-            _distribution(axes, name, found[name])
+        if name in statistics:
+            _distribution(axes, name, statistics[name])
             if drawn or place == 0:
                 axes.set_ylabel("clients")
         else:
-            _range(axes, found["summary"][name])
+            _range(axes, statistics["summary"][name])
         axes.set_xlabel(MEASURES[name], fontsize="small")
     return figure
 
 
 def _holdings(figure: Figure, axes: Axes, legend: Axes, counts: np.ndarray[Any, Any]) -> None:
-    """Clients × classes, the darker the more samples; a cell with none is white."""
+    """Clients × classes, darker for more samples; a cell without any is white."""
     held = np.ma.masked_equal(counts, 0)
-    # On a square-root scale small holdings are told apart beside a few large ones.
+    # On a square-root scale small counts can be distinguished beside a few large ones.
     scale = PowerNorm(0.5, vmin=0, vmax=int(counts.max()))
     image = axes.imshow(held, aspect="auto", cmap=DARKER, norm=scale, interpolation="none")
     axes.set(xlabel="class", ylabel="client")
@@ -87,7 +87,7 @@ def _holdings(figure: Figure, axes: Axes, legend: Axes, counts: np.ndarray[Any, 
 
 
 def _sizes(axes: Axes, sizes: Sequence[int]) -> None:
-    """Bars beside the picture, a client's on the line of that client."""
+    """Bars beside the picture, one per client, on the client's line."""
     height = 0.85 if len(sizes) <= 50 else 1.0  # thin gaps come out as stripes
     axes.barh(np.arange(len(sizes)), sizes, height=height, color=BLUE)
     axes.set_xlabel(MEASURES["sizes"], fontsize="small")
@@ -104,7 +104,7 @@ def _distribution(axes: Axes, name: str, values: Sequence[float]) -> None:
         bins = np.arange(low, top + 2) - 0.5
         axes.set_xlim(low - 2.5, top + 2.5)
     else:
-        bins = np.linspace(0, top or 1, 28)  # no edge at a round number, where values gather
+        bins = np.linspace(0, top or 1, 28)  # no edge at a round number, where many values lie
     axes.hist(values, bins=list(bins), color=BLUE, edgecolor="white", linewidth=0.5)
     mean = sum(values) / len(values)
     axes.axvline(mean, color=ORANGE, linestyle="--")
@@ -115,7 +115,7 @@ def _distribution(axes: Axes, name: str, values: Sequence[float]) -> None:
 
 
 def _range(axes: Axes, summary: Mapping[str, float]) -> None:
-    """From the least to the greatest value, the mean between them."""
+    """From the smallest to the largest value, with the mean."""
     low, mean, top = (summary[word] for word in ("min", "mean", "max"))
     axes.plot([low, top], [0, 0], color=BLUE, linewidth=4, solid_capstyle="butt")
     axes.plot(mean, 0, color=ORANGE, marker="o", markersize=6, linestyle="none")

@@ -1,4 +1,4 @@
-"""All figures of a report: what there is to draw, in which order, under which names."""
+"""All figures of a report, with their names, captions and order."""
 
 import os
 from collections import Counter
@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from matplotlib.figure import Figure
 
+from fedlens.registry import mask_rule
 from fedlens.reporting.figures.accuracy import grid_figure
 from fedlens.reporting.figures.alpha import alpha_curve_figure
 from fedlens.reporting.figures.analyses import FIGURES
@@ -25,15 +26,14 @@ from fedlens.reporting.figures.learning_curves import (
     drawable,
     measured,
     observation_figure,
-    panelled,
+    panel_side,
     parts,
 )
-from fedlens.reporting.figures.mask_maps import maps_figure
-from fedlens.reporting.figures.palette import Looks, looks
+from fedlens.reporting.figures.masks import maps_figure
+from fedlens.reporting.figures.palette import Palette, palette
 from fedlens.reporting.figures.partition import holdings_figure
 from fedlens.reporting.figures.style import FORMATS, paper, render
 from fedlens.reporting.study.captions import grids
-from fedlens.reporting.study.comparison import RULES
 from fedlens.reporting.study.content import (
     Chapter,
     Content,
@@ -41,6 +41,7 @@ from fedlens.reporting.study.content import (
     Grid,
     MaskMap,
     PartitionPicture,
+    Question,
 )
 
 Kind = Literal[
@@ -52,22 +53,18 @@ MOST = 6  # mask maps, and partitions, of a setting
 OVER = {
     "rounds": "Validation accuracy over rounds",
     "steps": "Validation accuracy over local steps",
-    "bytes": "Validation accuracy over megabytes sent, those before the first round included",
-}
-LEVELS = {
-    "mask_rules": "Lines: dense training, and the head that all begin from.",
-    "sparsity": "Dashed: dense training.",
+    "bytes": "Validation accuracy over megabytes sent, including those before the first round",
 }
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """`name` is the stem of its files, unique in a report; nothing is drawn before `draw` is."""
+    """A figure to be drawn by `draw`; `name` is the stem of its files, unique in a report."""
 
     name: str
     caption: str
-    chapter: str
+    topic: str  # the name of a question, or masks, arithmetic, partitions
     setting: str
     kind: Kind
     draw: Callable[[], Figure]
@@ -75,110 +72,119 @@ class Drawing:
 
 def figures(content: Content) -> list[Drawing]:
     """In the order of the report: setting by setting, tables first, each with its curves."""
-    same = looks(content)
+    colours = palette(content)
     names: set[str] = set()
-    found = []
+    drawings = []
     for number, chapter in enumerate(content.chapters):
-        for drawing in _of_chapter(chapter, same, "" if number == 0 else f"-setting{number + 1}"):
+        suffix = "" if number == 0 else f"-setting{number + 1}"
+        for drawing in _of_chapter(content, chapter, colours, suffix):
             name = _free(drawing.name, names)
             names.add(name)
-            found.append(replace(drawing, name=name, draw=partial(_styled, drawing.draw)))
-    return found
+            drawings.append(replace(drawing, name=name, draw=partial(_styled, drawing.draw)))
+    return drawings
 
 
 def write(
     drawings: Sequence[Drawing], folder: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Every drawing in every format, as folder/NAME.FORMAT; many are shared among processes.
+    """Every drawing in every format, as folder/NAME.FORMAT; many are drawn by several processes.
 
-    The folder is as safe as its maker makes it: syncing many files takes longer than drawing them.
+    Files are not synced one by one, which would take longer than drawing them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     draw = partial(_write_one, folder=folder, formats=tuple(formats))
-    hands = min(os.cpu_count() or 1, len(drawings) // EACH)
-    if hands < 2:
+    workers = min(os.cpu_count() or 1, len(drawings) // EACH)
+    if workers < 2:
         written = [draw(drawing) for drawing in drawings]
     else:
-        with ProcessPoolExecutor(hands, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             written = list(pool.map(draw, drawings))
     return [path for paths in written for path in paths]
 
 
 def _write_one(drawing: Drawing, *, folder: Path, formats: Sequence[str]) -> list[Path]:
     paths = [folder / f"{drawing.name}.{form}" for form in formats]
-    with paper():  # ticks are made, and measured, only when a figure is saved
+    with paper():  # ticks are made and measured only when a figure is saved
         figure = drawing.draw()
         for path, form in zip(paths, formats, strict=True):
             render(figure, path, form)
     return paths
 
 
-def _of_chapter(chapter: Chapter, same: Looks, suffix: str) -> Iterator[Drawing]:
-    """`suffix` tells names apart that every setting numbers from one."""
+def _of_chapter(
+    content: Content, chapter: Chapter, colours: Palette, suffix: str
+) -> Iterator[Drawing]:
+    """`suffix` distinguishes names that every setting numbers from one."""
     made = partial(Drawing, setting=chapter.setting)
-    curves = {found.name: found for found in chapter.curves}
+    curves = {one.name: one for one in chapter.curves}
     for grid in grids(chapter):
+        question = content.question(grid)
         if sum(cell is not None for row in grid.cells for cell in row) > 1:
             yield made(
-                name=grid.name, caption=_caption(grid), chapter=grid.chapter, kind="grid",
-                draw=partial(grid_figure, grid, same),
+                name=grid.name, caption=_caption(grid), topic=grid.question, kind="grid",
+                draw=partial(grid_figure, grid, question, colours),
             )  # fmt: skip
         if grid.name in curves:
-            yield from _of_curves(curves[grid.name], grid, same, made)
+            yield from _of_curves(curves[grid.name], grid, question, colours, made)
     maps = _first_of_each_rule(chapter.masks)[:MOST]
     if len(maps) > 1:
         yield made(
-            name=f"masks{suffix}", chapter="masks", kind="mask", draw=partial(maps_figure, maps),
+            name=f"masks{suffix}", topic="masks", kind="mask", draw=partial(maps_figure, maps),
             caption="Weights trained, in percent, by layer and kind, of each mask.",
         )  # fmt: skip
     for one in maps:
         yield made(
-            name=f"{one.name}{suffix}", chapter="masks", kind="mask",
+            name=f"{one.name}{suffix}", topic="masks", kind="mask",
             caption=f"Weights trained, in percent, by layer and kind: {one.label}.",
             draw=partial(maps_figure, [one]),
         )  # fmt: skip
     for curve in chapter.alphas:
         yield made(
-            name=f"{curve.name}{suffix}", chapter="arithmetic", kind="alpha",
+            name=f"{curve.name}{suffix}", topic="arithmetic", kind="alpha",
             caption=f"{curve.base} + α(run − {curve.base}): {curve.label}. α is chosen on "
-            "validation; the star is its one test.",
+            "validation; the star is its test accuracy.",
             draw=partial(alpha_curve_figure, curve),
         )  # fmt: skip
     for finding in chapter.findings:
         yield made(
-            name=f"{finding.name}{suffix}", chapter="arithmetic", kind="finding",
+            name=f"{finding.name}{suffix}", topic="arithmetic", kind="finding",
             caption=f"{finding.facts[0][1] if finding.facts else finding.kind}: {finding.label}.",
             draw=partial(FIGURES[finding.kind], finding.record),
         )  # fmt: skip
     for picture in _spread(chapter.partitions, MOST):
         yield made(
-            name=f"{picture.name}{suffix}", chapter="partitions", kind="partition",
-            caption=f"Who holds what: {picture.label}.",
+            name=f"{picture.name}{suffix}", topic="partitions", kind="partition",
+            caption=f"Classes that each client holds: {picture.label}.",
             draw=partial(holdings_figure, _partition_record(picture)),
         )  # fmt: skip
 
 
 def _of_curves(
-    found: CurveSet, grid: Grid, same: Looks, made: Callable[..., Drawing]
+    curve_set: CurveSet,
+    grid: Grid,
+    question: Question,
+    colours: Palette,
+    made: Callable[..., Drawing],
 ) -> Iterator[Drawing]:
-    about = f"{found.title}. {grid.note}"
+    about = f"{curve_set.title}. {grid.note}"
     for along in ALONG:
-        curves = drawable(found, along)
-        shown = comparable(arranged(curves, grid, panelled(found, along)), along)
+        curves = drawable(curve_set, along)
+        shown = comparable(arranged(curves, grid, panel_side(question, along)), along)
         for part in parts(shown):
             yield made(
-                name=f"{found.name}-{along}", chapter=found.chapter,
+                name=f"{curve_set.name}-{along}", topic=curve_set.question,
                 kind="bytes" if along == "bytes" else "curves", caption=f"{OVER[along]}. {about}",
-                draw=partial(curve_figure, part, _lines(shown), along, same),
+                draw=partial(curve_figure, part, _lines(shown), along, colours),
             )  # fmt: skip
-    observed = [observation for observation in found.observations if measured([observation])]
+    observed = [observation for observation in curve_set.observations if measured([observation])]
     if observed:
-        seen = arranged(observed, grid, panelled(found))
-        for piece in parts(seen):
+        lines = arranged(observed, grid, panel_side(question))
+        for piece in parts(lines):
             yield made(
-                name=f"{found.name}-observations", chapter=found.chapter, kind="observations",
-                caption=f"What clients did to each other, round by round. {about}",
-                draw=partial(observation_figure, piece, _lines(seen), same),
+                name=f"{curve_set.name}-observations", topic=curve_set.question,
+                kind="observations",
+                caption=f"Drift and agreement of clients, round by round. {about}",
+                draw=partial(observation_figure, piece, _lines(lines), colours),
             )  # fmt: skip
 
 
@@ -195,8 +201,9 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _caption(grid: Grid) -> str:
     seeds = {len(cell.seeds) for row in grid.cells for cell in row if cell}
-    told = "One seed, no interval." if seeds == {1} else "Mean and interval over seeds."
-    return " ".join(filter(None, [f"{grid.title}.", grid.note, LEVELS.get(grid.chapter), told]))
+    levels = f"Lines without dots: {', '.join(grid.levels)}." if grid.levels else ""
+    over = "One seed, no interval." if seeds == {1} else "Mean and interval over seeds."
+    return " ".join(filter(None, [f"{grid.title}.", grid.note, levels, over]))
 
 
 def _lines(shown: Panels[Any]) -> list[str]:
@@ -204,25 +211,26 @@ def _lines(shown: Panels[Any]) -> list[str]:
 
 
 def _first_of_each_rule(masks: Sequence[MaskMap]) -> list[MaskMap]:
-    """One mask of every rule, then a second of each…; a label begins with its rule."""
+    """One mask of every rule, then a second of each, …; rules in the registry's order."""
+    known = [row.label for row in mask_rule]
     counts: Counter[str] = Counter()
     order = []
     for place, one in enumerate(masks):
-        rule = one.label.partition(",")[0]
-        counts[rule] += 1
-        order.append((counts[rule], RULES.index(rule), place))
+        counts[one.rule] += 1
+        rank = known.index(one.rule) if one.rule in known else len(known)
+        order.append((counts[one.rule], rank, one.rule, place))
     return [masks[place] for *_, place in sorted(order)]
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many, from the first to the last."""
+    """At most so many, evenly spread from the first to the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def _partition_record(picture: PartitionPicture) -> dict[str, Any]:
-    """As in a run's folder, with the lists that its histogram gives."""
+    """As in a run's folder, with the lists that follow from its histogram."""
     statistics: dict[str, Any] = {
         "clients": picture.clients,
         "samples": picture.samples,

@@ -1,4 +1,4 @@
-"""A search as pictures, from its trials.json: its history, a slice per parameter, what mattered."""
+"""Figures of a search, from trials.json: its history, a slice and the importance per parameter."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -18,7 +18,7 @@ ACROSS = 4  # panels in a row
 
 
 def draw(record: Record, folder: Path) -> None:
-    """history.png, slices.png and, where it can be told, importance.png."""
+    """history.png, slices.png and, if it could be computed, importance.png."""
     save(history_figure(record), folder / "history.png")
     save(slices_figure(record), folder / "slices.png")
     if record["importance"]:
@@ -54,7 +54,7 @@ def history_figure(record: Record) -> Figure:
 
 
 def slices_figure(record: Record) -> Figure:
-    """Validation accuracy over each parameter, the others being what they were."""
+    """Validation accuracy over each parameter."""
     keys = list(record["space"])
     rows, columns = -(-len(keys) // ACROSS), min(len(keys), ACROSS)
     size = (PANEL * columns + 2.0, PANEL * rows + 0.4)
@@ -62,11 +62,11 @@ def slices_figure(record: Record) -> Figure:
     figure.suptitle(_title(record), fontsize="medium")
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     for axes, key in zip(panels, keys, strict=False):
-        told = record["space"][key]
-        if told["kind"] == "log":
+        dimension = record["space"][key]
+        if dimension["kind"] == "log":
             axes.set_xscale("log")
-        if told["kind"] == "choices":
-            _name_choices(axes, told["text"].split(","))
+        if dimension["kind"] == "choices":
+            _name_choices(axes, dimension["text"].split(","))
         _points(axes, record, key)
         axes.set_xlabel(key)
         _finish(axes)
@@ -80,7 +80,7 @@ def slices_figure(record: Record) -> Figure:
 
 
 def importance_figure(record: Record) -> Figure:
-    """How much each parameter sets the best trials apart from the others."""
+    """How much each parameter distinguishes the best trials from the others."""
     shares = sorted(record["importance"].items(), key=lambda item: item[1])
     figure = Figure(figsize=(6.5, 0.45 * len(shares) + 1.2), layout="constrained")
     axes = figure.subplots()
@@ -88,14 +88,14 @@ def importance_figure(record: Record) -> Figure:
     axes.bar_label(bars, fmt=lambda share: f"{share:.0%}", padding=3, fontsize="small")
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlim(0, max(share for _, share in shares) * 1.12)
-    axes.set_title("What sets the best trials apart", fontsize="medium")
+    axes.set_title("What distinguishes the best trials", fontsize="medium")
     axes.set_xlabel(f"importance (PED-ANOVA over {len(_of(record, 'complete'))} complete trials)")
     plain(axes)
     return figure
 
 
 def _points(axes: Axes, record: Record, key: str) -> None:
-    """One for each trial that got as far as a validation; the best is filled in another colour."""
+    """One per trial with a validation; the best has another colour."""
     best = [trial for trial in record["trials"] if trial["number"] == record["best"]]
     for trials, marker, face, edge, label in [
         (_of(record, "complete"), "o", BLUE, BLUE, "complete"),
@@ -112,11 +112,11 @@ def _points(axes: Axes, record: Record, key: str) -> None:
 
 
 def _place(record: Record, trial: Record, key: str) -> float:
-    """Where on the axis: a number as it is, a choice by its place among the choices."""
+    """The place on the axis: a number itself, or the index of a choice."""
     if key == "number":
         return float(trial["number"])
-    told, value = record["space"][key], trial["params"][key]
-    return float(told["values"].index(value) if told["kind"] == "choices" else value)
+    dimension, value = record["space"][key], trial["params"][key]
+    return float(dimension["values"].index(value) if dimension["kind"] == "choices" else value)
 
 
 def _name_choices(axes: Axes, words: list[str]) -> None:
@@ -135,7 +135,7 @@ def _finish(axes: Axes) -> None:
 
 
 def _of(record: Record, state: str) -> list[Record]:
-    """Trials of a state that were measured; a failed one may not have been."""
+    """Trials of a state with a value; failed ones may have none."""
     trials = [trial for trial in record["trials"] if trial["state"] == state]
     return trials if state == "failed" else [t for t in trials if t["value"] is not None]
 

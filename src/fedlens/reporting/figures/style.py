@@ -1,7 +1,7 @@
-"""What all figures share: colours, type sizes, layout in inches, and files equal byte for byte.
+"""What all figures share: colours, type sizes, layout in inches, and reproducible files.
 
-The colours are of Okabe and Ito, which colour-blind readers can tell apart; markers and dashes say
-the same again for a print in grey. A figure is as wide as it is meant to stand in a paper.
+The colours are Okabe and Ito's, which colour-blind readers can distinguish; markers and dashes
+repeat them for prints in grey. A figure has its width in a paper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ COLUMN, TEXT = 3.4, 7.0  # inches: a column of a paper, and the whole width of i
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, AMBER, YELLOW, BLACK, GREY = "#56B4E9", "#E69F00", "#F0E442", "#000000", "#666666"
-DARKER = "cividis_r"  # the more, the darker; even for every kind of colour vision
+DARKER = "cividis_r"  # darker for more, and uniform for every kind of colour vision
 
-SIZE, SMALL = 8.5, 7.0  # points, at the width a figure is meant for
+SIZE, SMALL = 8.5, 7.0  # points, at the width of the figure in a paper
 PAPER: dict[Any, Any] = {
     "font.size": SIZE,
     "axes.titlesize": SIZE,
@@ -55,17 +55,17 @@ PAPER: dict[Any, Any] = {
     "text.parse_math": False,  # a label may hold a dollar
 }
 OUTPUT: dict[Any, Any] = {"svg.hashsalt": "fedlens", "pdf.fonttype": 42}
-UNSAID: dict[str, dict[str, None]] = {  # neither when nor with which version it was drawn
+METADATA: dict[str, dict[str, None]] = {  # without date and version: equal figures, equal bytes
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 LINE = 0.155  # inches from one line of small type to the next
-HANDLE = 0.5  # inches of a legend's entry that are not its words
+HANDLE = 0.5  # inches of a legend's entry beside its text
 
 
 class Look(NamedTuple):
-    """How a thing is drawn in every figure it is in."""
+    """How a method is drawn, in every figure of a report."""
 
     colour: str
     marker: str
@@ -85,15 +85,15 @@ LOOKS = (
 
 
 def paper() -> AbstractContextManager[None]:
-    """Within it figures are made, and saved, in the style of a report."""
+    """A context in which figures are made and saved in the style of a report."""
     return rc_context(PAPER)
 
 
 def figure_format(path: Path) -> str:
-    """By the suffix; asked before any work, so that nothing is computed in vain."""
+    """By the suffix; call it before long work, which would be lost with a wrong suffix."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
-        raise FedlensError(f"A figure is a .png, .svg or .pdf file, not '{path.name}'.")
+        raise FedlensError(f"A figure must be a .png, .svg or .pdf file, not '{path.name}'.")
     return form
 
 
@@ -106,7 +106,7 @@ def save(figure: Figure, path: Path) -> None:
 def render(figure: Figure, path: Path, form: str) -> None:
     """The same figure gives the same bytes."""
     with rc_context(OUTPUT):
-        figure.savefig(path, format=form, dpi=DPI, metadata=UNSAID[form])
+        figure.savefig(path, format=form, dpi=DPI, metadata=METADATA[form])
 
 
 def plain(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
@@ -136,7 +136,7 @@ def panels(
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure of `width` with panels of `height`, its margins and gaps in inches.
 
-    Laid out by hand: matplotlib's solver takes longer than all the drawing. `share` is of y axes.
+    matplotlib's layout solver would take longer than all the drawing. `share` is of y axes.
     """
     whole = top + bottom + rows * height + (rows - 1) * down
     each = (width - left - right - (columns - 1) * across) / columns
@@ -151,16 +151,16 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
-def remark(figure: Figure, words: str) -> None:
+def remark(figure: Figure, text: str) -> None:
     """In the upper right corner, on a line of its own."""
     width, height = figure.get_size_inches()
     figure.text(
-        1 - 0.05 / width, 1 - 0.04 / height, words, ha="right", va="top", color=GREY, fontsize=SMALL
+        1 - 0.05 / width, 1 - 0.04 / height, text, ha="right", va="top", color=GREY, fontsize=SMALL
     )
 
 
 def legend_lines(labels: Sequence[str], width: float) -> int:
-    """How many lines a legend below a figure takes."""
+    """The number of lines of a legend below a figure."""
     if not labels:
         return 0
     widest = max(text_width(label) for label in labels) + HANDLE
@@ -168,11 +168,11 @@ def legend_lines(labels: Sequence[str], width: float) -> int:
 
 
 def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
-    """Along the lower edge, where `legend_lines` × LINE inches were left free."""
+    """Along the lower edge, in a margin of `legend_lines` × LINE inches."""
     lines = legend_lines(list(handles), figure.get_figwidth())
     if lines:
         across = ceil(len(handles) / lines)
-        # matplotlib goes down the columns, a reader along the lines
+        # matplotlib fills columns, a reader reads lines
         order = [label for place in range(across) for label in list(handles)[place::across]]
         figure.legend(
             [handles[label] for label in order], order, loc="lower center",
@@ -181,11 +181,11 @@ def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
         )  # fmt: skip
 
 
-def text_width(words: str, size: float = SMALL) -> float:
+def text_width(text: str, size: float = SMALL) -> float:
     """In inches, of the widest line."""
     font = FontProperties(size=size)
     widths = [
         text_to_path.get_text_width_height_descent(line, font, ismath=False)[0]
-        for line in words.split("\n")
+        for line in text.split("\n")
     ]
     return float(max(widths)) / 72

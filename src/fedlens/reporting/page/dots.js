@@ -1,11 +1,11 @@
 // A table's accuracies as dots with intervals, a panel for each column, all on one scale.
-// Where columns outnumber rows and nothing is compared with a row, a panel is a row.
-// A hollow dot is one seed; the dashed line is the row that others are compared with.
-function dotChart(host, told) {
-  const rowwise = told.contrasts.filter((contrast) => !contrast.turned);
-  const turned = told.columns.length > told.rows.length && !rowwise.length;
-  const grid = !turned ? told : { ...told, rows: told.columns, columns: told.rows,
-    cells: told.columns.map((_, c) => told.rows.map((_, r) => told.cells[r][c])) };
+// If there are more columns than rows and no row is a reference, a panel is a row.
+// A hollow dot is one seed; the dashed line is the reference row.
+function dotChart(host, table) {
+  const rowwise = table.contrasts.filter((contrast) => !contrast.turned);
+  const turned = table.columns.length > table.rows.length && !rowwise.length;
+  const grid = !turned ? table : { ...table, rows: table.columns, columns: table.rows,
+    cells: table.columns.map((_, c) => table.rows.map((_, r) => table.cells[r][c])) };
   const cells = grid.cells.flat().filter(Boolean);
   const [low, high] = range(cells.flatMap(({ mean, half }) => [mean - (half ?? 0), mean + (half ?? 0)]), 0.08);
   const against = rowwise.length ? grid.rows.indexOf(rowwise[0].against) : -1;
@@ -25,10 +25,10 @@ function dots(grid, column, rows, reference, low, high, width) {
   const each = 36, top = grid.columns.length > 1 ? 26 : 4, left = 6, right = 14;
   const floor = top + rows.length * each, height = floor + 36;
   const px = (value) => left + (value - low) / (high - low) * (width - left - right);
-  const said = rows.map(({ row, cell }) => `${row}: ${within(cell.mean, cell.half)}, ${counted(cell.seeds.length, "seed")}`);
+  const values = rows.map(({ row, cell }) => `${row}: ${within(cell.mean, cell.half)}, ${counted(cell.seeds.length, "seed")}`);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" },
     svg("title", {}, `${grid.title}${grid.columns.length > 1 ? `, ${column}` : ""}`),
-    svg("desc", {}, said.join("; ")));
+    svg("desc", {}, values.join("; ")));
   if (grid.columns.length > 1) picture.append(svg("text", { class: "strong", x: left, y: 15 }, column));
   for (const { at: value, text } of ticks(low, high, 4)) {
     picture.append(svg("path", { class: "rule", d: `M${px(value)} ${top}V${floor}` }),

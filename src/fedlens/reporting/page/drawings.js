@@ -1,4 +1,4 @@
-// What each kind of figure shows, from the data in the page.
+// The figures of the page, by kind, from the data in it.
 const DRAWINGS = {
   curves(host, chapter, index) {
     const set = chapter.curves[index], grid = tableBehind(chapter, set.name);
@@ -61,12 +61,12 @@ const DRAWINGS = {
     const rows = record.candidates, percent = (value) => (value === null ? null : 100 * value);
     if (kind === "clients") {
       const named = [["validation", rows[0], rows[1]], ["test", record.as_trained.test, record.test]];
-      const said = { target: "target", control: "control", top1: "all classes" };
+      const labels = { target: "target", control: "control", top1: "all classes" };
       host.append(html("div", { class: "scroll" }, html("table", {},
         html("caption", { class: "unseen" }, "Accuracy before and after the edit"),
         html("thead", {}, html("tr", {}, ...["", "as trained", "edited"].map((head, i) => html("th", { scope: "col", class: i ? "right" : null }, head)))),
-        html("tbody", {}, ...named.flatMap(([split, before, after]) => Object.keys(said).map((key) => html("tr", {},
-          html("th", { scope: "row" }, `${said[key]}, ${split}`),
+        html("tbody", {}, ...named.flatMap(([split, before, after]) => Object.keys(labels).map((key) => html("tr", {},
+          html("th", { scope: "row" }, `${labels[key]}, ${split}`),
           ...[before, after].map((row) => html("td", { class: "right" }, fixed(percent(key === "top1" && row.validation ? row.validation.top1 : row[key]), 2))))))))));
       return;
     }
@@ -92,25 +92,25 @@ const DRAWINGS = {
     dotChart(host, index === "headline" ? chapter.headline : chapter.grids[index]);
   },
 
-  // One pixel for each client and class; alpha is the count, so that it suits light and dark.
+  // One pixel per client and class; opacity is the count, which works on light and dark.
   partition(host, chapter, index) {
     const { label, histogram } = chapter.partitions[index];
     const most = Math.max(...histogram.map((row) => Math.max(...row))), classes = histogram[0].length;
     const canvas = html("canvas", { width: classes, height: histogram.length, role: "img",
-      "aria-label": `${label}: images of ${classes} classes at ${counted(histogram.length, "client")}; ${most} at most` });
+      "aria-label": `${label}: images of ${classes} classes at ${counted(histogram.length, "client")}; at most ${most}` });
     const context = canvas.getContext("2d"), image = context.createImageData(classes, histogram.length);
     histogram.flat().forEach((count, i) => {
       const [red, green, blue] = [0x3a, 0x93, 0xcf];
       image.data.set([red, green, blue, Math.round(255 * Math.sqrt(count / most))], 4 * i);
     });
     context.putImageData(image, 0, 0);
-    const hint = `clients down, classes across; ${counted(most, "image")} at most`;
+    const hint = `rows: clients, columns: classes; at most ${counted(most, "image")}`;
     const reading = html("figcaption", {}, hint);
     canvas.addEventListener("pointermove", (event) => {
       const box = canvas.getBoundingClientRect(), at = (part, size, count) => Math.min(count - 1, Math.max(0, Math.floor(part / size * count)));
       const client = at(event.clientY - box.top, box.height, histogram.length);
-      const held = at(event.clientX - box.left, box.width, classes);
-      reading.textContent = `client ${client}, class ${held}: ${counted(histogram[client][held], "image")}`;
+      const column = at(event.clientX - box.left, box.width, classes);
+      reading.textContent = `client ${client}, class ${column}: ${counted(histogram[client][column], "image")}`;
     });
     canvas.addEventListener("pointerleave", () => { reading.textContent = hint; });
     host.append(canvas, reading);
@@ -125,18 +125,18 @@ function placed(items, grid) {
     const words = [grid.rows.length > 1 ? row : "", grid.columns.length > 1 ? column : ""];
     return [words.filter(Boolean).join(", ") || row, { row, column, r, c }];
   })));
-  const found = items.map((item) => ({ item, ...places.get(item.label) })).sort((a, b) => a.r - b.r || a.c - b.c);
-  const present = (key) => [...new Set(found.map((one) => one[key]))];
+  const placements = items.map((item) => ({ item, ...places.get(item.label) })).sort((a, b) => a.r - b.r || a.c - b.c);
+  const present = (key) => [...new Set(placements.map((one) => one[key]))];
   const rows = present("row").filter((row) => row !== "dense"), columns = present("column");
   const colourOf = (row) => (row === "dense" ? INK : [0, 1, 2, 3, 4, 6][rows.indexOf(row) % 6]);
   const both = present("row").length > 1 && columns.length > 1;
-  const ordered = found.map((one, i) => ({
+  const ordered = placements.map((one, i) => ({
     item: one.item,
     look: both ? look(colourOf(one.row), columns.indexOf(one.column) + Math.floor(rows.indexOf(one.row) / 6))
       : look(present("row").length > 1 ? colourOf(one.row) : i, i),
   }));
   const groups = both ? columns.map((column) => ({
-    label: column, members: found.flatMap((one, i) => (one.column === column ? [i] : [])),
+    label: column, members: placements.flatMap((one, i) => (one.column === column ? [i] : [])),
   })) : [];
   return { ordered, groups };
 }

@@ -1,7 +1,7 @@
-"""The report as one page: tables written out here, charts drawn by the page from data inside it.
+"""The report as one HTML page: tables are written here, charts are drawn by the page's script.
 
-The page asks the network for nothing, and forbids itself to. Whatever comes from records or from
-the user's YAML file is text, never markup: jinja2 escapes it, and so does the data's encoding.
+The page loads nothing from the network, and its security policy forbids it. Texts from records and
+from the user's YAML file are escaped, in the markup by jinja2 and in the data by their encoding.
 """
 
 import json
@@ -25,39 +25,25 @@ from fedlens.reporting.study.content import (
     Grid,
     MaskMap,
 )
-from fedlens.reporting.study.labels import counted
-from fedlens.reporting.study.statistics import DECIDED, FEWEST
+from fedlens.reporting.study.labels import NONE, counted
+from fedlens.reporting.study.statistics import MIN_SEEDS, SIGNIFICANCE
 
-SCRIPTS = ("tools", "lines", "dots", "drawings", "page")  # in the order in which they need another
-NONE = "–"
-UNREAD = ("per_class",)  # long lists in records that no chart shows
+SCRIPTS = ("tools", "lines", "dots", "drawings", "page")  # each needs those before it
+UNUSED = ("per_class",)  # long lists in records that no chart shows
 
 PARTS = ("overview", "curves", "comparisons", "masks", "arithmetic", "clients", "audit", "runs")
 TABS = {part: part.capitalize() for part in PARTS}
-QUESTIONS = {  # chapter → what is asked, to name what no run answers
-    "central": "central baselines",
-    "schedules": "learning-rate schedules",
-    "heads": "heads on the frozen backbone",
-    "under_heads": "heads under which the backbone is trained",
-    "heterogeneity": "heterogeneity",
-    "local_steps": "local steps",
-    "mask_rules": "mask rules",
-    "sparsity": "density",
-    "calibration_rounds": "calibration rounds",
-    "algorithms": "ways to aggregate",
-}
-SUMMARY = {  # of a partition
+PARTITION_LABELS = {  # statistics of a partition
     "sizes": "images",
     "classes_per_client": "classes",
     "label_entropy": "label entropy, nats",
     "emd": "distance to all data",
 }
-FACTS = {"lr": "learning rate", "ridge_lambda": "ridge λ"}  # others are words already
-HEAT = ("heterogeneity", "local_steps")  # two ordered axes: colours show what a chart would
+FACT_LABELS = {"lr": "learning rate", "l2": "ridge λ"}  # the other keys can be read as they are
 
 
 def page(content: Content) -> str:
-    """The whole page; the same content gives the same bytes."""
+    """The page as HTML; the same content gives the same bytes."""
     environment = Environment(
         loader=PackageLoader("fedlens.reporting.page", ""),
         autoescape=True,
@@ -69,14 +55,13 @@ def page(content: Content) -> str:
     return environment.get_template("template.html").render(
         content=content,
         tabs=TABS,
-        heat=HEAT,
-        partition_words=SUMMARY,
-        fact_words=FACTS,
+        partition_labels=PARTITION_LABELS,
+        fact_labels=FACT_LABELS,
         summary=summary(content),
         tuned=captions.tuned(content.chapters),
-        limit=DECIDED,
-        fewest=FEWEST,
-        faults=sum(len(check.violations) for check in content.audit),
+        limit=SIGNIFICANCE,
+        min_seeds=MIN_SEEDS,
+        violations=sum(len(check.violations) for check in content.audit),
         first=_first(content),
         data=Markup(_data(content)),
         style=Markup(_asset("style.css")),
@@ -85,41 +70,47 @@ def page(content: Content) -> str:
 
 
 def summary(content: Content) -> str:
-    """What the records hold, in a paragraph; no number that they do not."""
+    """A paragraph on what the records contain."""
     seeds = sorted({run.seed for run in content.runs})
-    said = [
-        f"This report is drawn from {counted(len(content.runs), 'finished run')} in "
+    sentences = [
+        f"This report is made from {counted(len(content.runs), 'finished run')} in "
         f"{counted(len(content.chapters), 'setting')}, over {_seeds(seeds)}."
     ]
-    said += [f"On {c.setting}: {'; '.join(told)}." for c in content.chapters if (told := _told(c))]
+    sentences += [
+        f"On {chapter.setting}: {'; '.join(parts)}."
+        for chapter in content.chapters
+        if (parts := _highlights(content, chapter))
+    ]
     failed = sum(not check.passed for check in content.audit)
     checks = counted(len(content.audit), "check")
-    said.append(
+    sentences.append(
         f"Of {checks} in the audit, {failed} found violations."
         if failed
         else f"The audit found no violation in {checks}."
     )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def _told(chapter: Chapter) -> list[str]:
-    """The range of the six models, or of the largest table; how many rules could be told apart."""
-    said = []
-    widest = max(chapter.grids, key=lambda grid: len(_named(grid)), default=None)
-    if grid := chapter.headline or widest:
-        found = _named(grid)
-        low, high = (_reached(*pick(found, key=lambda at: at[1].mean)) for pick in (min, max))
-        said.append(f"{grid.title}, " + (low if len(found) == 1 else f"from {low} to {high}"))
-    rules = [c for grid in chapter.grids if grid.chapter == "mask_rules" for c in grid.contrasts]
-    if rules:
-        decided = sum(captions.verdict(contrast) in ("higher", "lower") for contrast in rules)
-        said.append(
-            f"of {counted(len(rules), 'difference')} between rows of the mask-rule tables, over "
-            f"{captions.span(contrast.count for contrast in rules)}, {decided} "
-            f"{'is' if decided == 1 else 'are'} decided (p < {DECIDED:g} after Holm's correction, "
-            f"over at least {FEWEST} seeds)"
-        )
-    return said
+def _highlights(content: Content, chapter: Chapter) -> list[str]:
+    """The range of the headline or of the largest table, and counts of significant differences."""
+    parts = []
+    largest = max(chapter.grids, key=lambda grid: len(_named(grid)), default=None)
+    if grid := chapter.headline or largest:
+        named = _named(grid)
+        low, high = (_reached(*pick(named, key=lambda at: at[1].mean)) for pick in (min, max))
+        parts.append(f"{grid.title}, " + (low if len(named) == 1 else f"from {low} to {high}"))
+    for question in content.questions:
+        grids = [grid for grid in chapter.grids if grid.question == question.name]
+        contrasts = [contrast for grid in grids for contrast in grid.contrasts]
+        if question.summary and contrasts:
+            significant = sum(captions.verdict(one) in ("higher", "lower") for one in contrasts)
+            parts.append(
+                f"{question.label}: of {counted(len(contrasts), 'difference')} between rows, over "
+                f"{captions.span(contrast.count for contrast in contrasts)}, {significant} "
+                f"{'is' if significant == 1 else 'are'} significant (p < {SIGNIFICANCE:g} after "
+                f"Holm's correction, over at least {MIN_SEEDS} seeds)"
+            )
+    return parts
 
 
 def _named(grid: Grid) -> list[tuple[str, Cell]]:
@@ -132,18 +123,18 @@ def _named(grid: Grid) -> list[tuple[str, Cell]]:
 
 
 def _reached(name: str, cell: Cell) -> str:
-    told = [name, captions.untrained(cell) or counted(len(cell.seeds), "seed")]
-    return f"{cell.mean:.2f} % ({'; '.join(told)})"
+    notes = [name, captions.untrained(cell) or counted(len(cell.seeds), "seed")]
+    return f"{cell.mean:.2f} % ({'; '.join(notes)})"
 
 
-def missing(chapter: Chapter) -> list[str]:
-    """The study's questions that no table of this setting answers."""
-    found = {grid.chapter for grid in chapter.grids}
-    return [said for name, said in QUESTIONS.items() if name not in found]
+def unanswered(chapter: Chapter, content: Content) -> list[str]:
+    """Labels of the questions that no table of this setting answers."""
+    answered = {grid.question for grid in chapter.grids}
+    return [one.label for one in content.questions if one.name not in answered and not one.headline]
 
 
 def share(value: float, low: float, high: float) -> str:
-    """Where a value lies between two others, from 0 to 1: how deep its colour is."""
+    """Where a value lies between two others, from 0 to 1: the strength of its colour."""
     place = (value - low) / (high - low) if high > low else 0.0
     return f"{min(max(place, 0.0), 1.0):.3f}"
 
@@ -154,7 +145,7 @@ def extent(grid: Grid) -> tuple[float, float]:
 
 
 def distinct(items: Sequence[MaskMap | AlphaCurve]) -> list[str]:
-    """Their labels; where one repeats, also the hash that ends the run's name."""
+    """Their labels; repeated ones with the hash that ends the run's name."""
     counts = Counter(item.label for item in items)
     return [
         item.label if counts[item.label] == 1 else f"{item.label} ({item.run.rpartition('_')[2]})"
@@ -163,7 +154,7 @@ def distinct(items: Sequence[MaskMap | AlphaCurve]) -> list[str]:
 
 
 def titles(items: Sequence[Grid | CurveSet], chapter: Chapter) -> list[str]:
-    """Of tables, or of the curves of their cells; where one repeats, also what holds for it."""
+    """Titles of tables or of their curves; repeated ones with what the table's methods share."""
     counts = Counter(item.title for item in items)
     notes = {grid.name: grid.note.rstrip(".") for grid in chapter.grids}
     return [
@@ -173,12 +164,12 @@ def titles(items: Sequence[Grid | CurveSet], chapter: Chapter) -> list[str]:
 
 
 def deepest(masks: Sequence[MaskMap]) -> float:
-    """The largest share of any map, so that colours can be compared between maps."""
-    return max(held for mask in masks for row in mask.density for held in row if held is not None)
+    """The highest density of all maps, so that colours can be compared between maps."""
+    return max(one for mask in masks for row in mask.density for one in row if one is not None)
 
 
 def _first(content: Content) -> int:
-    """The setting to begin with: one with models of the study if there is any."""
+    """The setting to show first: one with a headline, if there is any."""
     return next((i for i, chapter in enumerate(content.chapters) if chapter.headline), 0)
 
 
@@ -209,20 +200,20 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _data(content: Content) -> str:
-    """What charts are drawn from, as JSON that cannot end the element that holds it."""
-    told = _finite([asdict(chapter) for chapter in content.chapters])
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """The charts' data, as JSON that cannot close the element that contains it."""
+    data = _finite([asdict(chapter) for chapter in content.chapters])
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
 def _finite(value: Any) -> Any:
-    """All digits are kept: rounded twice, a number in a chart need not be the table's."""
+    """All digits are kept: rounded twice, a chart's number could differ from the table's."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(held) for key, held in value.items() if key not in UNREAD}
+        return {key: _finite(one) for key, one in value.items() if key not in UNUSED}
     if isinstance(value, list | tuple):
-        return [_finite(held) for held in value]
+        return [_finite(one) for one in value]
     return value
 
 
@@ -243,7 +234,7 @@ FILTERS = {
     "ties": captions.ties,
     "chance": captions.chance,
     "classes": captions.classes,
-    "missing": missing,
+    "unanswered": unanswered,
     "share": share,
     "extent": extent,
     "distinct": distinct,

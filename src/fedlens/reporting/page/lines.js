@@ -1,5 +1,5 @@
 // Lines over a shared axis. `series`: {label, note, look, x: {axis: [...]}, y: {value: [...]}, half}.
-// The legend is the reading: it switches lines, and holds their values where one points.
+// The legend shows and hides lines, and shows their values at the pointer.
 function lineChart(host, { title, series, axes, values, marks = [], groups = [], key = "" }) {
   const offered = axes.filter((axis) => series.some((one) => one.x[axis.key].length));
   let axis = offered[0], value = values[0], at = null;
@@ -7,7 +7,7 @@ function lineChart(host, { title, series, axes, values, marks = [], groups = [],
   const shown = new Set(crowded ? groups[0].members : series.keys());
 
   const plot = html("div", { class: "plot", tabindex: "0", role: "group",
-    "aria-label": `${title}. Left and right arrow keys read values.` });
+    "aria-label": `${title}. Use the left and right arrow keys to read values.` });
   const reading = html("p", { class: "reading" });
   const buttons = series.map((one, i) => {
     const button = html("button", { type: "button", class: "curve" }, swatch(one.look),
@@ -47,14 +47,14 @@ function lineChart(host, { title, series, axes, values, marks = [], groups = [],
     return group;
   }
 
-  // The points of a line on the axes chosen; a line without this axis has none.
+  // The points of a line on the chosen axes; a line without this axis has none.
   function points(one) {
     const xs = one.x[axis.key], ys = one.y[value.key], halves = one.half?.[value.key];
     return xs.map((x, i) => ({ x, y: ys[i], half: halves ? halves[i] : null }))
       .filter((point) => point.y !== null);
   }
 
-  let place = null; // of the drawing: scales and points, for reading
+  let place = null; // scales and points of the drawing, to read values from
   let size = 640;
   function redraw() {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", shown.has(i)));
@@ -62,7 +62,7 @@ function lineChart(host, { title, series, axes, values, marks = [], groups = [],
       .filter((one) => one.points.length);
     if (!visible.length) {
       place = null;
-      plot.replaceChildren(html("p", { class: "empty" }, "Nothing is shown: choose a curve that has these values."));
+      plot.replaceChildren(html("p", { class: "empty" }, "No curve is shown: choose one that has these values."));
       read();
       return;
     }
@@ -75,10 +75,10 @@ function lineChart(host, { title, series, axes, values, marks = [], groups = [],
     const marked = ticks(y0, y1), left = 34 + 7 * Math.max(...marked.map(({ text }) => text.length));
     const px = (x) => left + (x - x0) / (x1 - x0) * (size - left - right);
     const py = (y) => height - bottom - (y - y0) / (y1 - y0) * (height - top - bottom);
-    const said = `${value.label} over ${axis.label}: ${counted(visible.length, "curve")}. `
+    const summary = `${value.label} over ${axis.label}: ${counted(visible.length, "curve")}. `
       + visible.map((one) => `${one.label} ends at ${fixed(one.points.at(-1).y, value.digits)}`).join("; ");
     const picture = svg("svg", { viewBox: `0 0 ${size} ${height}`, role: "img" },
-      svg("title", {}, title), svg("desc", {}, said));
+      svg("title", {}, title), svg("desc", {}, summary));
     for (const { at: y, text } of marked) {
       picture.append(svg("path", { class: "rule", d: `M${left} ${py(y)}H${size - right}` }),
         svg("text", { x: left - 7, y: py(y) + 4, "text-anchor": "end" }, text));
@@ -120,10 +120,10 @@ function lineChart(host, { title, series, axes, values, marks = [], groups = [],
     read();
   }
 
-  // Shows the values at the x nearest to `at`; a line that has no point near it shows none.
+  // Shows the values at the x nearest to `at`; a line without a point near it shows none.
   function read() {
     buttons.forEach((button) => { button.querySelector(".value").textContent = ""; });
-    reading.textContent = "Point into the chart, or touch it, to read values.";
+    reading.textContent = "Hover over or touch the chart to read values.";
     if (!place) return;
     place.guide.replaceChildren();
     if (at === null) return;

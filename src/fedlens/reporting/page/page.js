@@ -1,4 +1,4 @@
-// Tabs, the setting, choosers, where numbers come from, copying, filtering.
+// Tabs, the setting, choosers, details of numbers, copying, filtering.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -11,13 +11,13 @@
       other.tabIndex = on ? 0 : -1;
       document.getElementById(other.getAttribute("aria-controls")).classList.toggle("away", !on);
     }
-    const everywhere = ["audit", "runs"].includes(name(tab)); // these are of all settings
+    const everywhere = ["audit", "runs"].includes(name(tab)); // these cover all settings
     document.querySelector(".switch")?.classList.toggle("away", everywhere);
     tab.scrollIntoView({ block: "nearest", inline: "center" });
   }
   const name = (tab) => tab.id.replace("tab-", "");
 
-  // The address names a tab, or something within one.
+  // The address names a tab, or an element within one.
   function follow() {
     const wanted = location.hash.slice(1);
     const inside = wanted && document.getElementById(wanted);
@@ -67,25 +67,25 @@
   }
 
   const grids = new Map(data.flatMap((chapter) => [chapter.headline, ...chapter.grids]).filter(Boolean).map((grid) => [grid.name, grid]));
-  function tell(button) {
+  function showDetails(button) {
     const [row, column] = button.dataset.cell.split(" ");
     const grid = grids.get(button.closest("[data-grid]").dataset.grid), cell = grid.cells[row][column];
-    const said = [
+    const details = [
       cell.lr === null ? "" : `learning rate ${short(cell.lr)}`,
       cell.candidates > 1 ? `chosen among ${cell.candidates} on validation` : "",
       cell.validation === null ? "" : `validation ${fixed(cell.validation)}`,
-      cell.deviation === null ? "1 seed, no interval" : `sample deviation ${fixed(cell.deviation)}`,
-      cell.untrained ? `untrained start was best in ${cell.untrained} of ${counted(cell.seeds.length, "seed")}` : "",
+      cell.deviation === null ? "1 seed, no interval" : `standard deviation ${fixed(cell.deviation)}`,
+      cell.untrained ? `best before training in ${cell.untrained} of ${counted(cell.seeds.length, "seed")}` : "",
       cell.megabytes === null ? "" : `${short(cell.megabytes)} MB sent`,
     ].filter(Boolean).join(" · ");
     all(`[data-about="${grid.name}"]`).forEach((about) => about.replaceChildren(
       html("b", {}, `${grid.rows[row]}, ${grid.columns[column]}: ${within(cell.mean, cell.half)}`),
-      html("span", {}, cell.method), html("span", {}, said), ...cell.runs.map((run) => html("code", {}, run))));
-    all(".number.told", button.closest("table")).forEach((other) => other.classList.remove("told"));
-    button.classList.add("told");
+      html("span", {}, cell.method), html("span", {}, details), ...cell.runs.map((run) => html("code", {}, run))));
+    all(".number.selected", button.closest("table")).forEach((other) => other.classList.remove("selected"));
+    button.classList.add("selected");
   }
   for (const button of all(".number")) {
-    for (const happening of ["pointerenter", "focus", "click"]) button.addEventListener(happening, () => tell(button));
+    for (const type of ["pointerenter", "focus", "click"]) button.addEventListener(type, () => showDetails(button));
   }
 
   for (const button of all(".copy")) {
@@ -94,7 +94,7 @@
       try {
         await navigator.clipboard.writeText(text.textContent);
         button.textContent = "copied";
-      } catch { // a browser that forbids it: the reader copies what is selected
+      } catch { // some browsers forbid it: select the text instead
         getSelection().selectAllChildren(text);
         button.textContent = "selected";
       }

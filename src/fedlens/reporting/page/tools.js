@@ -1,6 +1,6 @@
 "use strict";
 
-// Elements are made, never parsed from text: what records say can only ever be text.
+// Elements are created, never parsed: text from records cannot become markup.
 function put(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined) node.setAttribute(name, value);
@@ -20,33 +20,33 @@ const short = (value) => minus(Number.isInteger(value) ? value.toLocaleString("e
 const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 const within = (mean, half) => fixed(mean) + (half === null ? "" : ` ± ${fixed(half)}`);
 
-// As the tables' numbers were: an exact half goes to the even digit, where toFixed goes up.
+// Rounds as the tables do: an exact half to the even digit, where toFixed rounds up.
 function rounded(value, digits) {
   const text = value.toFixed(digits), rest = value.toFixed(digits + 20).slice(-20);
   return /^50*$/.test(rest) && /[13579]$/.test(text) ? value.toFixed(digits + 20).slice(0, -20) : text;
 }
 
-// Five or so round numbers that cover a range, at least so far apart, and how to write them.
+// About five round numbers that cover a range, at least `least` apart, with their texts.
 function ticks(low, high, wanted = 5, least = 0) {
   const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
   const round = power * [10, 5, 2, 1].find((factor) => rough / power >= factor / Math.SQRT2);
   const step = Math.max(round, least);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const found = [];
+  const marks = [];
   for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1) {
-    found.push({ at: place * step, text: minus((place * step).toFixed(digits)) });
+    marks.push({ at: place * step, text: minus((place * step).toFixed(digits)) });
   }
-  return found;
+  return marks;
 }
 
-// The range of some numbers with a little room, never empty.
+// The range of some numbers with a margin, never empty.
 function range(numbers, room = 0.06) {
   const low = Math.min(...numbers), high = Math.max(...numbers);
   const margin = (high - low) * room || Math.abs(high) * 0.05 || 1;
   return [low - margin, high + margin];
 }
 
-// Okabe and Ito's colours, in the style sheet; markers and dashes tell lines apart without them.
+// Okabe and Ito's colours are in the style sheet; markers and dashes distinguish lines without them.
 const COLOURS = 7, INK = 5;
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "1 4", "12 4"];
 const MARKERS = [
@@ -67,7 +67,7 @@ function swatch({ colour, dash }) {
     svg("path", { d: MARKERS[colour], class: "marker", transform: "translate(15 6)" }));
 }
 
-// Draws when the place has a width, and again when it gets another.
+// Draws when the element has a width, and again when the width changes.
 function drawn(place, draw) {
   let width = 0;
   const again = () => {
@@ -78,7 +78,7 @@ function drawn(place, draw) {
   new ResizeObserver(() => requestAnimationFrame(again)).observe(place);
 }
 
-// The same numbers as a table, made when it is asked for.
+// The same numbers as a table, made when it is opened.
 function tableOf(caption, heads, rows) {
   const details = html("details", { class: "more" }, html("summary", {}, "Values as a table"));
   details.addEventListener("toggle", () => {

@@ -1,6 +1,6 @@
 """The report as a paper: `write` makes report.tex and references.bib, `compile_pdf` a PDF of them.
 
-Its prose states no number of its own: each is put in from `Content` by `speech.number`.
+All numbers in its prose come from `Content`, written by `prose.number`.
 """
 
 from fedlens.reporting.paper.compile import compile_pdf

@@ -1,6 +1,6 @@
-"""Sentences about what was observed in rounds and asked of finished models, as LaTeX.
+"""Sentences about drift and agreement of clients and about analyses of models, as LaTeX.
 
-Each says of how many seeds or runs it is, and what chance alone, or a tie, would give.
+Each states the number of seeds or runs, and what chance or a tie would give.
 """
 
 from fedlens.reporting.paper.prose import counted, emphasised, joined, number, tex
@@ -9,7 +9,7 @@ from fedlens.reporting.study.content import AlphaCurve, Finding, Observation
 
 LONG = 90  # characters of a fact
 KINDS = {
-    "clients": "Clients re-weighted",
+    "clients": "Contributions of clients re-weighted",
     "forget": "Forgetting",
     "merge": "Updates of a round merged",
     "compose": "Task vectors composed",
@@ -24,19 +24,19 @@ def scaled(curve: AlphaCurve) -> str:
     )
     if alike := captions.ties(curve):
         others = joined([number(alpha) for alpha in alike])
-        text += rf" On validation this $\alpha$ ties with {others}."
+        text += rf" On validation this $\alpha$ is tied with {others}."
     if curve.chosen == max(curve.alphas):
-        text += r" This $\alpha$ is the largest tried: a wider grid may choose another."
+        text += r" This $\alpha$ is the largest that was tried: a wider grid may give another."
     if curve.barrier is not None:
-        text += f" The loss barrier on the way is {number(curve.barrier, 4)}."
+        text += f" The loss barrier between both models is {number(curve.barrier, 4)}."
     return text
 
 
-def told(finding: Finding) -> str:
-    """What was asked and what came out; `what` itself is the formula of its kind."""
-    facts = [(name, value) for name, value in finding.facts if name != "what"] or finding.facts
-    said = [f"{tex(name)} {tex(_shortened(value))}" for name, value in facts]
-    return f"{KINDS[finding.kind]} (one run, {emphasised(finding.label)}): {'; '.join(said)}."
+def analysed(finding: Finding) -> str:
+    """Settings and results of an analysis; `model` is the formula of its kind."""
+    facts = [(name, value) for name, value in finding.facts if name != "model"] or finding.facts
+    parts = [f"{tex(name)} {tex(_shortened(value))}" for name, value in facts]
+    return f"{KINDS[finding.kind]} (one run, {emphasised(finding.label)}): {'; '.join(parts)}."
 
 
 def _shortened(text: str) -> str:
@@ -44,9 +44,9 @@ def _shortened(text: str) -> str:
 
 
 def interfered(finding: Finding, classes: str) -> str:
-    """Two clients merged and each alone; signs of all, beside what chance gives.
+    """Accuracies of two clients merged and alone, and the sign conflicts of all clients.
 
-    `classes`: how many a client holds, '' where that is unknown.
+    `classes`: how many a client holds, '' if that is unknown.
     """
     record = finding.record
     pair, count = joined([number(client) for client in record["pair"]]), len(record["clients"])
@@ -63,26 +63,26 @@ def interfered(finding: Finding, classes: str) -> str:
     if (conflict := record["sign_conflict_of_all"]) is not None:
         text += (
             rf" Signs conflict in {number(100 * conflict, 2)}\,\% of the weights that two or more "
-            f"of the round's {counted(count, 'client')} move; signs drawn at random would in "
+            f"of the round's {counted(count, 'client')} change; random signs would conflict in "
             rf"{number(100 * captions.chance(count), 2)}\,\%."
         )
     return text
 
 
-def observed(seen: Observation, rate: float | None) -> str:
-    """The first and the last round, where something was measured in both."""
+def observed(observation: Observation, rate: float | None) -> str:
+    """The first and the last round, if both were measured."""
     parts = []
     for name, values in (
-        ("drift goes", seen.drift),
-        ("the cosine of updates", seen.cosine),
-        ("sign agreement", seen.sign_agreement),
+        ("drift goes", observation.drift),
+        ("the cosine of updates", observation.cosine),
+        ("sign agreement", observation.sign_agreement),
     ):
         first, last = (values[0], values[-1]) if values else (None, None)
         if first is not None and last is not None:
             parts.append(f"{name} from {number(first, 3)} to {number(last, 3)}")
     if not parts:
         return ""
-    rounds = f"round {number(seen.round[0])} to round {number(seen.round[-1])}"
+    rounds = f"round {number(observation.round[0])} to round {number(observation.round[-1])}"
     at = "" if rate is None else f", learning rate {number(rate)}"
-    whose = f"{emphasised(seen.label)} ({counted(len(seen.runs), 'seed')}{at})"
+    whose = f"{emphasised(observation.label)} ({counted(len(observation.runs), 'seed')}{at})"
     return f"For {whose}, from {rounds}, {joined(parts)}."

@@ -1,33 +1,33 @@
-"""The audit in the paper: a line for each check, and every kind of violation in red."""
+"""The audit in the paper: a line per check, and violations in red."""
 
 from collections.abc import Sequence
 
 from fedlens.reporting.paper import floats, prose
 from fedlens.reporting.study.content import Check
 
-VIOLATIONS = 6  # of all checks, in words; the count of the others is given
+VIOLATIONS = 6  # of all checks, in full; the others are counted
 
 
 def checked(checks: Sequence[Check]) -> list[dict[str, str]]:
     return [
         {
             "title": prose.tex(check.title),
-            "looked_at": prose.tex(check.looked_at),
-            "faults": "" if check.passed else prose.counted(len(check.violations), "violation"),
+            "scope": prose.tex(check.scope),
+            "violations": "" if check.passed else prose.counted(len(check.violations), "violation"),
             "remarks": prose.counted(len(check.remarks), "remark") if check.remarks else "",
         }
         for check in checks
     ]
 
 
-def faults(checks: Sequence[Check]) -> list[str]:
-    """Violations in words, one of each check first, so that no check is silent."""
-    every = {check.title: [prose.tex(fault) for fault in check.violations] for check in checks}
+def violations(checks: Sequence[Check]) -> list[str]:
+    """Violations in full, one of each failed check first."""
+    every = {check.title: [prose.tex(text) for text in check.violations] for check in checks}
     some = floats.shared_out(every, VIOLATIONS)
-    told = [prose.breakable(fault) for faults in some.values() for fault in faults]
-    rest = sum(map(len, every.values())) - len(told)
+    shown = [prose.breakable(text) for texts in some.values() for text in texts]
+    rest = sum(map(len, every.values())) - len(shown)
     return [
-        *told,
+        *shown,
         *([f"{prose.counted(rest, 'more violation')} in the HTML page"] if rest else []),
     ]
 

@@ -1,4 +1,4 @@
-"""From report.tex to report.pdf by latexmk, where there is one; the same source, the same bytes."""
+"""From report.tex to report.pdf by latexmk; the same source gives the same bytes."""
 
 import os
 import shutil
@@ -8,16 +8,16 @@ from pathlib import Path
 from fedlens.errors import FedlensError
 
 SOURCE = "report.tex"
-PATIENCE = 300  # seconds; a report takes about ten
+TIMEOUT_S = 300  # a report takes about ten
 LEFTOVERS = ("aux", "bbl", "blg", "fdb_latexmk", "fls", "log", "out")
-CLOCK = {"SOURCE_DATE_EPOCH": "0", "FORCE_SOURCE_DATE": "1"}  # else a PDF tells when it was made
+CLOCK = {"SOURCE_DATE_EPOCH": "0", "FORCE_SOURCE_DATE": "1"}  # else a PDF contains its date
 
 
 def compile_pdf(folder: Path, *, tidy: bool = True) -> Path:
-    """`tidy` removes what TeX leaves beside the PDF; after a failure all of it stays."""
+    """`tidy` removes TeX's auxiliary files; after a failure they stay."""
     if not shutil.which("latexmk"):
         raise FedlensError(
-            f"latexmk is not installed, so {folder / SOURCE} stays as it is: install it (Debian: "
+            f"latexmk is not installed, so {folder / SOURCE} was not compiled: install it (Debian: "
             "apt install latexmk texlive-latex-extra), or leave --pdf out."
         )
     command = ["latexmk", "-pdf", "-norc", "-interaction=nonstopmode", "-halt-on-error", SOURCE]
@@ -29,12 +29,12 @@ def compile_pdf(folder: Path, *, tidy: bool = True) -> Path:
             env=os.environ | CLOCK,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise FedlensError(
-            f"LaTeX did not end within {PATIENCE} seconds: {log} says how far it came."
+            f"LaTeX did not finish within {TIMEOUT_S} seconds: see {log}."
         ) from error
     if ended.returncode:
         raise FedlensError(f"LaTeX could not compile {SOURCE}{_complaint(log)}: see {log}.")
@@ -45,7 +45,7 @@ def compile_pdf(folder: Path, *, tidy: bool = True) -> Path:
 
 
 def _complaint(log: Path) -> str:
-    """What TeX said first, if it got as far as saying anything."""
+    """TeX's first error message, if there is any."""
     if not log.exists():
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

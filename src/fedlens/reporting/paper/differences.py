@@ -1,16 +1,16 @@
-"""Sentences about differences, from what the seeds can bear.
+"""Sentences about differences between methods.
 
-A difference is stated as one only where it is decided (see `statistics`); otherwise it is not, and
-by fewer than FEWEST seeds nothing is. An ordering that no contrast supports is never spoken of.
+A difference is stated as one only if it is significant (see `study.statistics`), and differences
+over fewer than MIN_SEEDS seeds are listed without a test. No other ordering is ever stated.
 """
 
 from collections.abc import Iterable, Sequence
 
 from fedlens.reporting.paper.prose import counted, emphasised, listed, number, spread, tex
-from fedlens.reporting.study import statistics
+from fedlens.reporting.study import captions, statistics
 from fedlens.reporting.study.captions import span
 from fedlens.reporting.study.content import Contrast, Grid
-from fedlens.reporting.study.statistics import DECIDED, FEWEST
+from fedlens.reporting.study.statistics import MIN_SEEDS, SIGNIFICANCE
 
 
 def points(contrast: Contrast, *, signed: bool = True) -> str:
@@ -19,25 +19,25 @@ def points(contrast: Contrast, *, signed: bool = True) -> str:
 
 
 def p_value(contrast: Contrast) -> str:
-    """Three decimals, or as many as its first digit takes, and its being below the limit."""
+    """Three decimals, or as many as show its first digit and whether it is below the limit."""
     p = contrast.corrected or 0.0
     decimals = 3
-    while decimals < 6 and (0 < p < 10.0**-decimals or p < DECIDED <= round(p, decimals)):
+    while decimals < 6 and (0 < p < 10.0**-decimals or p < SIGNIFICANCE <= round(p, decimals)):
         decimals += 1
     return f"$p$ = {number(p, decimals)}"
 
 
-def decided(contrast: Contrast) -> bool:
-    return statistics.decided(contrast.corrected, contrast.count)
+def significant(contrast: Contrast) -> bool:
+    return statistics.significant(contrast.corrected, contrast.count)
 
 
-def over(found: Iterable[Contrast]) -> str:
+def over(contrasts: Iterable[Contrast]) -> str:
     """'over 3 seeds'."""
-    return f"over {span(c.count for c in found)}"
+    return f"over {span(c.count for c in contrasts)}"
 
 
-def once(contrasts: Iterable[Contrast]) -> list[Contrast]:
-    """Of `a minus b` and `b minus a` the first alone."""
+def without_duplicates(contrasts: Iterable[Contrast]) -> list[Contrast]:
+    """Of `a minus b` and `b minus a` only the first."""
     seen: set[tuple[str, str, str]] = set()
     kept = []
     for contrast in contrasts:
@@ -48,13 +48,13 @@ def once(contrasts: Iterable[Contrast]) -> list[Contrast]:
 
 
 def contrasts(grid: Grid, *, columns: int = 2, turned: bool = False) -> list[str]:
-    """For each reference a sentence by column: of many columns the first and the last.
+    """A sentence per reference and column: of many columns the first and the last.
 
-    Or `turned`, for each reference column a sentence by row.
+    If `turned`, a sentence per reference column and row.
     """
-    every = once(c for c in grid.contrasts if c.turned == turned)
+    every = without_duplicates(c for c in grid.contrasts if c.turned == turned)
     several = len(grid.rows if turned else grid.columns) > 1
-    told: list[str] = []
+    sentences: list[str] = []
     for against in dict.fromkeys(c.against for c in every):
         few: list[tuple[str, list[Contrast]]] = []
         names = list(dict.fromkeys(c.column for c in every if c.against == against))
@@ -63,66 +63,65 @@ def contrasts(grid: Grid, *, columns: int = 2, turned: bool = False) -> list[str
         for column in names:
             where = f" under {tex(column)}" if several else ""
             here = [c for c in every if (c.against, c.column) == (against, column)]
-            if tested := [c for c in here if c.count >= FEWEST]:
+            if tested := [c for c in here if c.count >= MIN_SEEDS]:
                 first = f"Against {emphasised(against)}{where}, {over(tested)}, "
-                told.append(f"{first}{_tested(tested)}.")
-            if untested := [c for c in here if c.count < FEWEST]:
+                sentences.append(f"{first}{_tested(tested)}.")
+            if untested := [c for c in here if c.count < MIN_SEEDS]:
                 few.append((where.strip(), untested))
         if few:
-            told.append(_untested(against, few))
-    return told
+            sentences.append(_untested(against, few))
+    return sentences
 
 
-def _untested(against: str, found: Sequence[tuple[str, Sequence[Contrast]]]) -> str:
-    counts = [c.count for _, here in found for c in here]
-    nothing = "decides nothing" if max(counts) == 1 else "decide nothing"
-    said = [
+def _untested(against: str, groups: Sequence[tuple[str, Sequence[Contrast]]]) -> str:
+    counts = [c.count for _, here in groups for c in here]
+    texts = [
         f"{where} {listed([f'{emphasised(c.row)} {points(c)}' for c in here])}".strip()
-        for where, here in found
+        for where, here in groups
     ]
     return (
-        f"{span(counts)} {nothing}; the differences from {emphasised(against)} are, in points: "
-        f"{'; '.join(said)}."
+        f"Differences from {emphasised(against)} in points, over {span(counts)} "
+        f"({captions.TOO_FEW}): {'; '.join(texts)}."
     )
 
 
-def _tested(found: Sequence[Contrast]) -> str:
+def _tested(tested: Sequence[Contrast]) -> str:
     clauses = []
-    for verb, sign in (("costs", -1), ("gains", 1)):
-        settled = [c for c in found if decided(c) and sign * c.mean > 0]
-        said = [
-            f"{emphasised(c.row)} {f'{verb} ' if c is settled[0] else ''}{points(c, signed=False)} "
-            f"{'points ' if c is settled[0] else ''}({p_value(c)})"
-            for c in settled
+    for verb, sign in (("loses", -1), ("gains", 1)):
+        large = [c for c in tested if significant(c) and sign * c.mean > 0]
+        texts = [
+            f"{emphasised(c.row)} {f'{verb} ' if c is large[0] else ''}{points(c, signed=False)} "
+            f"{'points ' if c is large[0] else ''}({p_value(c)})"
+            for c in large
         ]
-        clauses += [listed(said)] if said else []
-    unsettled = [f"{emphasised(c.row)} ({points(c)})" for c in found if not decided(c)]
-    if unsettled:
-        clauses.append(f"the difference is not decided by these data for {listed(unsettled)}")
+        clauses += [listed(texts)] if texts else []
+    others = [f"{emphasised(c.row)} ({points(c)})" for c in tested if not significant(c)]
+    if others:
+        clauses.append(f"the difference is not significant for {listed(others)}")
     return "; ".join(clauses)
 
 
 def verdict(grid: Grid) -> str:
-    """What is decided in a table, or that nothing is; '' where seeds are too few to decide."""
-    tested = [c for c in once(grid.contrasts) if c.count >= FEWEST]
-    settled = sorted((c for c in tested if decided(c)), key=lambda c: -abs(c.mean))
+    """What is significant in a table, or that nothing is; '' if there are too few seeds to test."""
+    tested = [c for c in without_duplicates(grid.contrasts) if c.count >= MIN_SEEDS]
+    large = sorted((c for c in tested if significant(c)), key=lambda c: -abs(c.mean))
     if not tested:
         return ""
     count = f"of {counted(len(tested), 'difference')} {over(tested)} "
-    if not settled:
-        return f"{emphasised(grid.title)}: {count}none is decided"
-    first = settled[0]
+    if not large:
+        return f"{emphasised(grid.title)}: {count}none is significant"
+    first = large[0]
     several = len(grid.rows if first.turned else grid.columns) > 1
     where = f" under {tex(first.column)}" if several else ""
     largest = (
-        f"{emphasised(first.row)} {'costs' if first.mean < 0 else 'gains'} "
+        f"{emphasised(first.row)} {'loses' if first.mean < 0 else 'gains'} "
         f"{points(first, signed=False)} points against {emphasised(first.against)}{where} "
         f"({p_value(first)})"
     )
     if len(tested) == 1:
         return f"{emphasised(grid.title)}: {over(tested)}, {largest}"
-    be = "is" if len(settled) == 1 else "are"
+    be = "is" if len(large) == 1 else "are"
     return (
-        f"{emphasised(grid.title)}: {count}{number(len(settled))} {be} decided, the largest: "
+        f"{emphasised(grid.title)}: {count}{number(len(large))} {be} significant, the largest: "
         f"{largest}"
     )

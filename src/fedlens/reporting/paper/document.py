@@ -1,6 +1,6 @@
-"""Content → report.tex: the template's words, and beside them what the records say.
+"""Content → report.tex: the template with values and sentences from the records.
 
-In the template << >> is a value, <% %> a statement; everything put in is LaTeX already.
+In the template << >> is a value, <% %> a statement; all values are LaTeX already.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from fedlens.reporting.paper.floats import Placed
 from fedlens.reporting.paper.results import placed_figures, results
 from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import About, Chapter, Content
-from fedlens.reporting.study.statistics import DECIDED, FEWEST
+from fedlens.reporting.study.statistics import MIN_SEEDS, SIGNIFICANCE
 
 TEMPLATE, BIBLIOGRAPHY = "report.tex.j2", "references.bib"
 COLUMNS = 3  # settings described side by side
 VALUES = 6  # of one fact
 VERDICTS = 5
-FACTS = {  # what is told of the configs, as in Content
+FACTS = {  # name in Content → label in LaTeX
     "clients": "Clients $K$",
-    "participation": "Share $C$ a round",
+    "participation": "Share $C$ per round",
     "local_steps": "Local steps $J$",
     "batch_size": "Batch size",
     "lr": "Learning rate $\\eta$",
-    "schedule": "Its schedule",
+    "schedule": "Learning-rate schedule",
     "momentum": "Momentum $\\mu$",
     "weight_decay": "Weight decay $\\beta$",
-    "ridge_lambda": "Ridge $\\lambda$",
+    "l2": "Ridge $\\lambda$",
     "validation": "Held out for validation",
     "density": "Density $\\rho$",
     "calibration_rounds": "Calibration rounds $R$",
@@ -43,12 +43,12 @@ FACTS = {  # what is told of the configs, as in Content
 
 
 def write(content: Content, folder: Path, figures: Path) -> None:
-    """report.tex and references.bib into `folder`; `figures` lies below it and holds the PDFs."""
+    """Writes report.tex and references.bib to `folder`; its subfolder `figures` holds the PDFs."""
     drawings = [
         drawing for drawing in report.figures(content)
         if (figures / f"{drawing.name}.pdf").exists()
     ]  # fmt: skip
-    text = render(content, placed_figures(content.chapters, drawings, figures, folder))
+    text = render(content, placed_figures(content, drawings, figures, folder))
     (folder / "report.tex").write_text(text, encoding="utf-8")
     (folder / BIBLIOGRAPHY).write_text(_data(BIBLIOGRAPHY), encoding="utf-8")
 
@@ -67,6 +67,7 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         undefined=StrictUndefined,
         autoescape=False,  # it would escape for HTML
     )
+    every = results(content, placed)
     return environment.from_string(_data(TEMPLATE)).render(
         title=prose.tex(content.about.title),
         date=prose.tex(content.about.date),
@@ -75,15 +76,16 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         size=_size(content),
         headline=_headline(content),
         settings=_settings(content.chapters),
-        results=results(content.chapters, placed),
+        results=every,
+        other_questions=[section for section in every.values() if section["title"]],
         audit=audit.checked(content.audit),
-        faults=audit.faults(content.audit),
+        violations=audit.violations(content.audit),
         verdict=audit.verdict(content.audit),
         verdicts=_verdicts(content),
         limits=_limits(content),
         tuned=prose.tex(captions.tuned(content.chapters)),
-        limit=prose.number(DECIDED),
-        fewest=prose.number(FEWEST),
+        limit=prose.number(SIGNIFICANCE),
+        min_seeds=prose.number(MIN_SEEDS),
     )
 
 
@@ -92,7 +94,7 @@ def _data(name: str) -> str:
 
 
 def _authors(about: About) -> list[dict[str, str]]:
-    """One entry for each affiliation, with its people and their IDs."""
+    """One entry per affiliation, with its authors and their IDs."""
     together: dict[str, list[str]] = {}
     for author in about.authors:
         known = f" ({prose.tex(author.id)})" if author.id else ""
@@ -123,49 +125,49 @@ def _settings(chapters: Sequence[Chapter]) -> dict[str, Any]:
     """Rows of a table with a column for each of the first settings."""
     shown = chapters[:COLUMNS]
     rows = [
-        [words, *(_values(chapter.facts.get(name, [])) for chapter in shown)]
-        for name, words in FACTS.items()
+        [label, *(_values(chapter.facts.get(name, [])) for chapter in shown)]
+        for name, label in FACTS.items()
         if any(chapter.facts.get(name) for chapter in shown)
     ]
     left_out = [prose.tex(chapter.setting) for chapter in chapters[COLUMNS:]]
     return {
         "names": [prose.tex(chapter.setting) for chapter in shown],
         "rows": rows,
-        "width": f"{0.55 / max(1, len(shown)):.3f}",  # of a column, as a share of the page's
+        "width": f"{0.55 / max(1, len(shown)):.3f}",  # of a column, as a share of the page's column
         "left_out": left_out,
     }
 
 
 def _values(values: Sequence[float | str]) -> str:
-    told = [prose.tex(v) if isinstance(v, str) else prose.number(v) for v in values]
-    if len(told) > VALUES:
-        told = [*told[: VALUES - 2], r"\dots", told[-1]]
-    return ", ".join(told) or "--"
+    texts = [prose.tex(v) if isinstance(v, str) else prose.number(v) for v in values]
+    if len(texts) > VALUES:
+        texts = [*texts[: VALUES - 2], r"\dots", texts[-1]]
+    return ", ".join(texts) or "--"
 
 
 def _verdicts(content: Content) -> list[str]:
-    """What is decided, table by table."""
-    told = []
+    """Significant differences, table by table."""
+    verdicts = []
     for chapter in content.chapters:
         where = f" ({prose.tex(chapter.setting)})" if len(content.chapters) > 1 else ""
         texts = [text for grid in chapter.grids if (text := differences.verdict(grid))]
-        told += [f"{text}{where}" for text in texts]
-    rest = len(told) - VERDICTS
+        verdicts += [f"{text}{where}" for text in texts]
+    rest = len(verdicts) - VERDICTS
     more = [f"{prose.counted(rest, 'more table')} in the HTML page"] if rest > 0 else []
-    return [*told[:VERDICTS], *more]
+    return [*verdicts[:VERDICTS], *more]
 
 
 def _limits(content: Content) -> str:
     cells = captions.cells(*(grid for c in content.chapters for grid in captions.grids(c)))
-    few = sum(len(cell.seeds) < FEWEST for cell in cells)
-    told = []
+    few = sum(len(cell.seeds) < MIN_SEEDS for cell in cells)
+    sentences = []
     if few:
-        told.append(
+        sentences.append(
             f"Of {prose.counted(len(cells), 'number')} in the tables, {prose.number(few)} "
-            f"{'comes' if few == 1 else 'come'} from $n < {prose.number(FEWEST)}$ seeds, "
-            "which decide nothing."
+            f"{'comes' if few == 1 else 'come'} from $n < {prose.number(MIN_SEEDS)}$ seeds, "
+            "too few to test."
         )
     if content.unfinished:
-        told.append(f"{prose.counted(len(content.unfinished), 'run')} did not finish and count "
-                    "for nothing.")  # fmt: skip
-    return " ".join(told)
+        count = prose.counted(len(content.unfinished), "unfinished run")
+        sentences.append(f"The report leaves out {count}.")
+    return " ".join(sentences)

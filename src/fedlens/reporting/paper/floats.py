@@ -1,6 +1,6 @@
-"""Which tables and figures a paper of few pages has room for, and how they stand in it.
+"""Which tables and figures a paper of few pages has room for, and their LaTeX.
 
-Every section is given one before any is given two; what is left out is named by its file.
+Every section gets one before any gets two; what is left out is named by its file.
 """
 
 import re
@@ -16,10 +16,10 @@ from fedlens.reporting.study.content import Grid
 
 TABLES = 8  # in one column, of results; one over both counts as two
 FIGURES = 13  # counted likewise
-TEXT = 14_000  # characters said of results, in LaTeX
+TEXT = 14_000  # characters of LaTeX on results
 ROWS, COLUMNS = 8, 6  # of a table, at most
-LETTERS = 80  # in a line of a table, at a size that can be read in one column
-COLUMN = 3.6 * 72  # points: what is wider goes over both columns
+LETTERS = 80  # in a line of a table that is readable in one column
+COLUMN = 3.6 * 72  # points: wider figures span both columns
 
 Item = TypeVar("Item")
 
@@ -41,22 +41,22 @@ def shared_out(
     wanted: Mapping[str, Sequence[Item]], room: int, size: Callable[[Item], int] = lambda item: 1
 ) -> dict[str, list[Item]]:
     """One for each section in turn, then a second, until the next of each has no room."""
-    given: dict[str, list[Item]] = {section: [] for section in wanted}
-    hungry = {section: list(items) for section, items in wanted.items()}
-    while hungry := {section: items for section, items in hungry.items() if items}:
-        for section, items in hungry.items():
+    shares: dict[str, list[Item]] = {section: [] for section in wanted}
+    waiting = {section: list(items) for section, items in wanted.items()}
+    while waiting := {section: items for section, items in waiting.items() if items}:
+        for section, items in waiting.items():
             item = items.pop(0)
             room -= size(item)
             if room >= 0:
-                given[section].append(item)
+                shares[section].append(item)
             else:
                 room += size(item)
                 items.clear()
-    return given
+    return shares
 
 
 def table(grid: Grid, setting: str) -> Placed:
-    """Learning rates are left to the file: with them few tables would fit."""
+    """Without learning rates, which are in the file: with them few tables would fit."""
     shown = replace(
         grid,
         corner=prose.printable(grid.corner),
@@ -70,7 +70,7 @@ def table(grid: Grid, setting: str) -> Placed:
     caption += f"$n$ = {captions.seeds(shown)}. "
     caption += prose.sentences(prose.tex(grid.note))
     if len(grid.rows) > ROWS or len(grid.columns) > COLUMNS:
-        caption += f" Cut; whole in {prose.file(f'tables/{grid.name}.csv')}."
+        caption += f" Shortened; the whole table is in {prose.file(f'tables/{grid.name}.csv')}."
     kind = "table*" if _letters(shown) > LETTERS else "table"
     body = rf"\fitted{{{tables.latex(shown)}}}"
     if notes := tables.latex_notes(shown):
@@ -79,7 +79,7 @@ def table(grid: Grid, setting: str) -> Placed:
 
 
 def _letters(grid: Grid) -> int:
-    """About how many a line of it has."""
+    """The approximate number of letters in a line."""
     value = 13 if any(cell.half is not None for cell in captions.cells(grid)) else 7
     return max(map(len, grid.rows)) + sum(max(len(c) + 1, value) for c in grid.columns)
 
@@ -110,8 +110,8 @@ def _float(setting: str, kind: str, label: str, caption: str, body: str) -> Plac
 
 def _width(path: Path) -> float:
     """Of a PDF's first page, in points."""
-    found = re.search(rb"/MediaBox\s*\[\s*\S+\s+\S+\s+(\S+)", path.read_bytes())
-    return float(found[1]) if found else 0.0
+    match = re.search(rb"/MediaBox\s*\[\s*\S+\s+\S+\s+(\S+)", path.read_bytes())
+    return float(match[1]) if match else 0.0
 
 
 def references(placed: Iterable[Placed]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Sentences about what runs came to, as LaTeX: every number in them is put there by `number`.
+"""Sentences about accuracies, as LaTeX; every number in them is written by `number`.
 
-They say what each method reached and claim no ordering; for that see `differences`.
+They state what each method reaches and claim no ordering; for that see `differences`.
 """
 
 import re
@@ -12,14 +12,14 @@ from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import Cell, Grid
 from fedlens.reporting.study.tables import escape
 
-LISTED = 4  # items in a sentence: the others are in the tables
+LISTED = 4  # items in a sentence; the others are in the tables
 EUROPEAN = {*map(chr, range(0xA1, 0x180)), *"–—‘’“”•€"} - set("ĦħĸŉŦŧſĿŀ\u00ad")  # in T1 and TS1
 
 Item = TypeVar("Item")
 
 
 def number(value: float, decimals: int | None = None) -> str:
-    """The one place where numbers become text; without `decimals`, as short as they were told."""
+    """The only place where numbers become text; without `decimals`, in their shortest form."""
     if decimals is None:
         text = str(value) if isinstance(value, int) else f"{value:.9f}".rstrip("0").rstrip(".")
     else:
@@ -40,7 +40,7 @@ def joined(items: Iterable[str]) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """As `joined`, but for the last of many."""
+    """As `joined`, but only the first of many."""
     rest = len(items) - LISTED
     return joined([*items[:LISTED], *([f"{number(rest)} more"] if rest > 0 else [])])
 
@@ -50,7 +50,7 @@ def tex(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A letter that European fonts lack becomes its ASCII base, or `?`."""
+    """Replaces letters that European fonts lack by their ASCII base, or `?`."""
     return "".join(c if c.isascii() or c in EUROPEAN or escape(c) != c else _base(c) for c in text)
 
 
@@ -68,8 +68,8 @@ def breakable(text: str) -> str:
 
 
 def sentences(text: str) -> str:
-    """Each begins with a capital: labels are put together without."""
-    return re.sub(r"(^|\. )([a-z])", lambda found: found[1] + found[2].upper(), text)
+    """Each sentence begins with a capital letter, which labels lack."""
+    return re.sub(r"(^|\. )([a-z])", lambda match: match[1] + match[2].upper(), text)
 
 
 def file(path: str) -> str:
@@ -84,16 +84,16 @@ def _accuracy(cell: Cell) -> str:
     return rf"{number(cell.mean, 2)}{spread(cell.half)}\,\%"
 
 
-def _told(*words: str) -> str:
-    """Words in brackets, those that there are."""
-    said = [word for word in words if word]
-    return f" ({', '.join(said)})" if said else ""
+def _notes(*notes: str) -> str:
+    """Notes in parentheses, without empty ones."""
+    kept = [note for note in notes if note]
+    return f" ({', '.join(kept)})" if kept else ""
 
 
 def accuracies(cells: Sequence[tuple[str, Cell]]) -> str:
     """`54.69 ± 0.42 % (dense, 3 seeds) and 54.03 ± 0.45 % (sparse, 3 seeds)`."""
     return listed([
-        f"{_accuracy(cell)}{_told(tex(label), captions.untrained(cell) or _seeds(cell))}"
+        f"{_accuracy(cell)}{_notes(tex(label), captions.untrained(cell) or _seeds(cell))}"
         for label, cell in cells
     ])  # fmt: skip
 
@@ -104,44 +104,42 @@ def _seeds(cell: Cell) -> str:
 
 def filled(grid: Grid) -> list[tuple[str, list[tuple[str, Cell]]]]:
     """Row by row the cells that have a run, with their columns."""
-    found = [
+    rows = [
         (row, [(c, cell) for c, cell in zip(grid.columns, cells, strict=True) if cell is not None])
         for row, cells in zip(grid.rows, grid.cells, strict=True)
     ]
-    return [(row, cells) for row, cells in found if cells]
+    return [(row, cells) for row, cells in rows if cells]
 
 
 def models(grid: Grid) -> str:
-    """Every cell of the six models, and those that have no run."""
-    found = [f"{emphasised(row)}: {accuracies(cells)}" for row, cells in filled(grid)]
+    """Every cell of a headline, and those that have no run."""
+    rows = [f"{emphasised(row)}: {accuracies(cells)}" for row, cells in filled(grid)]
     missing = [
         emphasised(f"{row}, {column}")
         for row, cells in zip(grid.rows, grid.cells, strict=True)
         for column, cell in zip(grid.columns, cells, strict=True)
         if cell is None
     ]
-    lacking = f" No run stands for {joined(missing)}." if missing else ""
-    return f"test accuracy is, for {'; for '.join(found)}.{lacking}" if found else ""
+    lacking = f" There is no run of {joined(missing)}." if missing else ""
+    return f"test accuracy is, for {'; for '.join(rows)}.{lacking}" if rows else ""
 
 
 def reached(grid: Grid) -> str:
-    """What rows reach under the first of the columns that most of them have."""
+    """Accuracies of the rows in the column that most of them have."""
     rows = filled(grid)
     shared = max(grid.columns, key=lambda c: sum(c in dict(cells) for _, cells in rows))
     here = [(row, dict(cells)[shared]) for row, cells in rows if shared in dict(cells)]
     where = f"Under {tex(shared)}, test" if len(grid.columns) > 1 else "Test"
-    said = [f"{emphasised(row)} {accuracies([('', cell)])}" for row, cell in here]
+    texts = [f"{emphasised(row)} {accuracies([('', cell)])}" for row, cell in here]
     elsewhere = [emphasised(row) for row, cells in rows if shared not in dict(cells)]
-    text = f"{where} accuracy is {listed(said)}."
-    return (
-        f"{text} Not compared, for want of a run there: {listed(elsewhere)}." if elsewhere else text
-    )
+    text = f"{where} accuracy is {listed(texts)}."
+    return f"{text} Without a run there: {listed(elsewhere)}." if elsewhere else text
 
 
 def across(grid: Grid) -> str:
     """The first and the last row of a table, column by column."""
-    said = [f"for {emphasised(row)}: {accuracies(cells)}" for row, cells in ends(filled(grid))]
-    return f"Test accuracy is, {'; '.join(said)}."
+    rows = [f"for {emphasised(row)}: {accuracies(cells)}" for row, cells in ends(filled(grid))]
+    return f"Test accuracy is, {'; '.join(rows)}."
 
 
 def ends(items: Sequence[Item]) -> list[Item]:
@@ -149,29 +147,28 @@ def ends(items: Sequence[Item]) -> list[Item]:
 
 
 def sent(grid: Grid, counting: str) -> str:
-    """Megabytes of a run, `counting` what; rows that send as much are named together."""
+    """Megabytes of a run; `counting` says which. Rows that send the same are named together."""
     together: dict[str, list[str]] = {}
     for row, cells in filled(grid):
-        said = [
-            rf"{number(cell.megabytes, 2)}\,MB{_told(tex(column))}"
+        amounts = [
+            rf"{number(cell.megabytes, 2)}\,MB{_notes(tex(column))}"
             for column, cell in cells
             if cell.megabytes is not None
         ]
-        if said:
-            together.setdefault(listed(said), []).append(emphasised(row))
-    found = [f"for {listed(rows)}: {said}" for said, rows in together.items()]
-    return f"Sent in a run ({tex(counting)}), {'; '.join(found[:LISTED])}." if found else ""
+        if amounts:
+            together.setdefault(listed(amounts), []).append(emphasised(row))
+    texts = [f"for {listed(rows)}: {amounts}" for amounts, rows in together.items()]
+    return f"Sent in a run ({tex(counting)}), {'; '.join(texts[:LISTED])}." if texts else ""
 
 
-def bought(grid: Grid) -> str:
-    """What bytes buy: megabytes and accuracy side by side, in the first row that has both and the
-    last."""
-    found = []
+def accuracy_by_megabytes(grid: Grid) -> str:
+    """Megabytes and accuracy side by side, in the first and the last row that have both."""
+    texts = []
     for row, cells in filled(grid):
-        said = [
+        amounts = [
             rf"{number(cell.megabytes, 2)}\,MB for {accuracies([(column, cell)])}"
             for column, cell in cells
             if cell.megabytes is not None
         ]
-        found += [f"{emphasised(row)}: {listed(said)}"] if said else []
-    return f"For {'; for '.join(ends(found))}." if found else ""
+        texts += [f"{emphasised(row)}: {listed(amounts)}"] if amounts else []
+    return f"For {'; for '.join(ends(texts))}." if texts else ""

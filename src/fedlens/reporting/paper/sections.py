@@ -1,24 +1,24 @@
-"""What each section of the paper says of each setting, as rows of one table.
+"""The sections of the paper: the sentences that each has on a setting, its tables and figures.
 
-A section speaks only where its setting has data; where no setting has any it names the suite that
-would give it some.
+Questions with a place in the template have a section here; every other question gets a section of
+its own. A section without data names the suite that would provide it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedlens.reporting.paper import analyses, differences, prose
 from fedlens.reporting.study import captions
-from fedlens.reporting.study.content import Chapter, Grid
+from fedlens.reporting.study.content import Chapter, Content, Grid
 from fedlens.reporting.study.curves import cell_label
 
-ANALYSES = 2  # of one kind, spoken of
-OBSERVED = ("headline", "heterogeneity", "local_steps", "mask_rules", "algorithms")
-SENT = ("headline", "mask_rules", "algorithms", "local_steps", "heterogeneity")
+ANALYSES = 2  # of one kind, in sentences
+OBSERVED = ("six_models", "heterogeneity", "local_steps", "mask_rules", "algorithms")
+SENT = ("six_models", "mask_rules", "algorithms", "local_steps", "heterogeneity")
 
 
-class Found(NamedTuple):
+class Source(NamedTuple):
     """A setting, and those of its tables that a section is about."""
 
     chapter: Chapter
@@ -27,42 +27,44 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """`speak` has a setting and its tables of these `chapters`; no sentence means no data."""
+    """`speak` makes sentences of a setting and its tables; no sentence means no data."""
 
-    suite: str
-    speak: Callable[[Found], list[str]]
-    chapters: tuple[str, ...] = ()
-    figures: tuple[tuple[str, str], ...] = ()  # (kind, chapter or first word of name)
+    speak: Callable[[Source], list[str]]
+    questions: tuple[str, ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()  # (kind, topic or first word of the name)
+    suite: str = ""  # the one that provides its data; '': that of its first question
+    title: str = ""  # of a section that the template does not name
 
     def grids(self, chapter: Chapter) -> list[Grid]:
-        found = captions.grids(chapter)
-        return [grid for name in self.chapters for grid in found if grid.chapter == name]
+        grids = captions.grids(chapter)
+        return [grid for name in self.questions for grid in grids if grid.question == name]
 
     def sentences(self, chapter: Chapter) -> list[str]:
-        return [said for said in self.speak(Found(chapter, self.grids(chapter))) if said]
+        return [text for text in self.speak(Source(chapter, self.grids(chapter))) if text]
 
 
-def _models(found: Found) -> list[str]:
-    told = [(prose.models(grid), differences.contrasts(grid)) for grid in found.grids]
-    return [text for said, tested in told if said for text in (f"The {said}", *tested)]
+def _models(source: Source) -> list[str]:
+    texts = [(prose.models(grid), differences.contrasts(grid)) for grid in source.grids]
+    return [text for models, tested in texts if models for text in (f"The {models}", *tested)]
 
 
-def _compared(found: Found) -> list[str]:
-    """The differences of the first table; of one without any, its values, which decide nothing."""
-    if not found.grids:
+def _compared(source: Source) -> list[str]:
+    """The differences in the first table, or its values if it has none; then the other tables."""
+    if not source.grids:
         return []
-    first, *others = found.grids
-    told = differences.contrasts(first) or [prose.reached(first), *_untested(first)]
-    return [*told, *_elsewhere(others)]
+    first, *others = source.grids
+    texts = differences.contrasts(first) or [prose.reached(first), *_untested(first)]
+    return [*texts, *_elsewhere(others)]
 
 
 def _untested(grid: Grid) -> list[str]:
-    several = len(captions.cells(grid)) > 1
-    return ["No paired test belongs to these numbers: no ordering is claimed."] if several else []
+    if len(captions.cells(grid)) < 2:
+        return []
+    return ["These numbers were not compared by a paired test: they support no ordering."]
 
 
 def _elsewhere(grids: list[Grid]) -> list[str]:
-    """Further tables of the same question, by their files."""
+    """Other tables of the same question, by their files."""
     if not grids:
         return []
     named = [prose.file(f"tables/{grid.name}.csv") for grid in grids[:2]]
@@ -70,36 +72,36 @@ def _elsewhere(grids: list[Grid]) -> list[str]:
     return [f"The same question under other conditions: {prose.joined([*named, *more])}."]
 
 
-def _steps(found: Found) -> list[str]:
-    if not found.grids:
+def _steps(source: Source) -> list[str]:
+    if not source.grids:
         return []
     return [
-        prose.across(found.grids[0]),
-        "Columns are at the same number of local steps in all.",
-        *differences.contrasts(found.grids[0], turned=True),
+        prose.across(source.grids[0]),
+        "All columns have the same total number of local steps.",
+        *differences.contrasts(source.grids[0], turned=True),
     ]
 
 
-def _arithmetic(found: Found) -> list[str]:
-    told = [analyses.scaled(curve) for curve in found.chapter.alphas[:ANALYSES]]
-    rest = len(found.chapter.alphas) - ANALYSES
+def _arithmetic(source: Source) -> list[str]:
+    texts = [analyses.scaled(curve) for curve in source.chapter.alphas[:ANALYSES]]
+    rest = len(source.chapter.alphas) - ANALYSES
     if rest > 0:
-        told.append(f"{prose.counted(rest, 'more sweep')} in {prose.file('content.json')}.")
-    return told
+        texts.append(f"{prose.counted(rest, 'more sweep')} in {prose.file('content.json')}.")
+    return texts
 
 
-class _Seen(NamedTuple):
+class _Observed(NamedTuple):
     rate: float | None
     seeds: int
     text: str
 
 
-def _drift(found: Found) -> list[str]:
-    """Two methods that differ in one thing; in their learning rates too if all such pairs do.
+def _drift(source: Source) -> list[str]:
+    """Two methods that differ in one thing, and in their learning rates only if all such pairs do.
 
-    Of several pairs, that of the most seeds.
+    Of several pairs, the one with the most seeds.
     """
-    lines = [(grid, line) for grid in found.grids for line in _lines(found.chapter, grid)]
+    lines = [(grid, line) for grid in source.grids for line in _lines(source.chapter, grid)]
     pairs = [(grid, line) for grid, line in lines if len(line) > 1]
     alike = [
         (grid, mine) for grid, line in pairs for rate in dict.fromkeys(one.rate for one in line)
@@ -108,108 +110,122 @@ def _drift(found: Found) -> list[str]:
     for some in (alike, pairs, lines):
         if some:
             ends = [(grid, prose.ends(line)) for grid, line in some]
-            grid, told = max(ends, key=lambda found: min(one.seeds for one in found[1]))
-            apart = len({one.rate for one in told}) > 1
+            grid, pair = max(ends, key=lambda one: min(line.seeds for line in one[1]))
+            rates_differ = len({one.rate for one in pair}) > 1
             shared = f" ({prose.tex(grid.note.rstrip('.'))})" if grid.note else ""
             return [
                 f"From {prose.emphasised(grid.title)}{shared}:",
-                *(one.text for one in told),
-                *(["Their learning rates differ, and drift with them."] if apart else []),
+                *(one.text for one in pair),
+                *(["Their learning rates differ, which changes drift."] if rates_differ else []),
             ]
     return []
 
 
-def _lines(chapter: Chapter, grid: Grid) -> Iterator[list[_Seen]]:
-    """Column by column, then row by row: learning rates, and what was observed at them."""
-    sets = [told for told in chapter.curves if told.name == grid.name]
-    seen = {one.label: one for told in sets for one in told.observations}
+def _lines(chapter: Chapter, grid: Grid) -> Iterator[list[_Observed]]:
+    """Column by column, then row by row: learning rates and observations."""
+    sets = [one for one in chapter.curves if one.name == grid.name]
+    observations = {one.label: one for curve_set in sets for one in curve_set.observations}
     places = [[(row, column) for column in grid.columns] for row in grid.rows]
-    cells = {place: cell for line, held in zip(places, grid.cells, strict=True)
-             for place, cell in zip(line, held, strict=True) if cell}  # fmt: skip
+    cells = {place: cell for line, row in zip(places, grid.cells, strict=True)
+             for place, cell in zip(line, row, strict=True) if cell}  # fmt: skip
     for line in [*zip(*places, strict=True), *places]:
         labels = {place: cell_label(grid.rows, grid.columns, place) for place in line}
-        told = [
-            _Seen(rate := cells[place].lr, len(one.runs), analyses.observed(one, rate))
-            for place, label in labels.items() if place in cells and (one := seen.get(label))
-        ]  # fmt: skip
-        if kept := [one for one in told if one.text]:
+        observed = [
+            _Observed(rate := cells[place].lr, len(one.runs), analyses.observed(one, rate))
+            for place, label in labels.items()
+            if place in cells and (one := observations.get(label))
+        ]
+        if kept := [one for one in observed if one.text]:
             yield kept
 
 
-def _sent(found: Found) -> list[str]:
+def _sent(source: Source) -> list[str]:
     """Of the first table whose methods sent anything."""
-    told = (prose.sent(grid, captions.sent(found.chapter, grid)) for grid in found.grids)
-    return [next((text for text in told if text), "")]
+    texts = (prose.sent(grid, captions.sent(source.chapter, grid)) for grid in source.grids)
+    return [next((text for text in texts if text), "")]
 
 
-def _bought(found: Found) -> list[str]:
-    return [next((text for grid in found.grids if (text := prose.bought(grid))), "")]
+def _accuracy_by_megabytes(source: Source) -> list[str]:
+    texts = (prose.accuracy_by_megabytes(grid) for grid in source.grids)
+    return [next((text for text in texts if text), "")]
 
 
-def _conflicts(found: Found) -> list[str]:
+def _interference(source: Source) -> list[str]:
     return [
-        analyses.interfered(finding, captions.classes(found.chapter, finding.label))
-        for finding in found.chapter.findings
+        analyses.interfered(finding, captions.classes(source.chapter, finding.label))
+        for finding in source.chapter.findings
         if finding.kind == "interference"
     ][:1]
 
 
-def _findings(*kinds: str) -> Callable[[Found], list[str]]:
-    def speak(found: Found) -> list[str]:
-        told = []
+def _findings(*kinds: str) -> Callable[[Source], list[str]]:
+    def speak(source: Source) -> list[str]:
+        texts = []
         for kind in kinds:
-            mine = [finding for finding in found.chapter.findings if finding.kind == kind]
-            told += [analyses.told(finding) for finding in mine[:1]]
-        return told
+            mine = [finding for finding in source.chapter.findings if finding.kind == kind]
+            texts += [analyses.analysed(finding) for finding in mine[:1]]
+        return texts
 
     return speak
 
 
-def _aggregators(found: Found) -> list[str]:
-    return [*_compared(found), *_findings("merge", "compose")(found)]
+def _aggregators(source: Source) -> list[str]:
+    return [*_compared(source), *_findings("merge", "compose")(source)]
 
 
-TABLE = {
-    "models": Section("models", _models, ("headline",), (("curves", "headline"),)),
-    "rules": Section(
-        "mask_rules", _compared, ("mask_rules",), (("grid", "mask_rules"), ("mask", ""))
-    ),
+SECTIONS = {  # in the order in which they get room; names are those in the template
+    "models": Section(_models, ("six_models",), (("curves", "six_models"),)),
+    "rules": Section(_compared, ("mask_rules",), (("grid", "mask_rules"), ("mask", ""))),
     "heterogeneity": Section(
-        "heterogeneity",
         _compared,
         ("local_steps", "heterogeneity"),
         (("grid", "local_steps"), ("grid", "heterogeneity")),
+        suite="heterogeneity",
     ),
-    "steps": Section("local_steps", _steps, ("local_steps",)),
-    "density": Section("sparsity", _compared, ("sparsity",), (("grid", "sparsity"),)),
-    "arithmetic": Section("arithmetic", _arithmetic, (), (("alpha", ""),)),
+    "steps": Section(_steps, ("local_steps",)),
+    "density": Section(_compared, ("sparsity",), (("grid", "sparsity"),)),
+    "arithmetic": Section(_arithmetic, (), (("alpha", ""),), suite="arithmetic"),
     "aggregators": Section(
-        "algorithms",
         _aggregators,
         ("algorithms",),
         (("grid", "algorithms"), ("finding", "merge"), ("finding", "compose")),
     ),
-    "calibration": Section("calibration_rounds", _compared, ("calibration_rounds",)),
-    "heads": Section("centralized", _compared, ("heads",)),
-    "under_heads": Section("paper", _compared, ("under_heads",)),
-    "schedules": Section("schedulers", _compared, ("schedules",)),
-    "central": Section("centralized", _compared, ("central",)),
-    "drift": Section(
-        "models", _drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)
-    ),
-    "communication": Section("models", _sent, SENT),
-    "bytes": Section("models", _bought, SENT, tuple(("bytes", name) for name in SENT)),
+    "calibration": Section(_compared, ("calibration_rounds",)),
+    "heads": Section(_compared, ("heads",)),
+    "under_heads": Section(_compared, ("under_heads",)),
+    "schedules": Section(_compared, ("schedules",)),
+    "central": Section(_compared, ("central",)),
+    "drift": Section(_drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)),
+    "communication": Section(_sent, SENT),
+    "bytes": Section(_accuracy_by_megabytes, SENT, tuple(("bytes", name) for name in SENT)),
     "clients": Section(
-        "arithmetic",
         _findings("clients", "forget"),
-        (),
-        (("finding", "clients"), ("finding", "forget")),
+        figures=(("finding", "clients"), ("finding", "forget")),
+        suite="arithmetic",
     ),
-    "conflicts": Section("arithmetic", _conflicts, (), (("finding", "interference"),)),
-}  # in the order in which they are given room
+    "conflicts": Section(_interference, figures=(("finding", "interference"),), suite="arithmetic"),
+}
+
+
+def sections(content: Content) -> dict[str, Section]:
+    """All sections, those of questions without a place in the template last."""
+    suites = {one.name: one.suite for one in content.questions}
+    placed = {name for section in SECTIONS.values() for name in section.questions}
+    fixed = {
+        name: replace(section, suite=section.suite or suites.get(section.questions[0], ""))
+        for name, section in SECTIONS.items()
+    }
+    others = {
+        f"question {one.name}": Section(
+            _compared, (one.name,), (("grid", one.name),), suite=one.suite, title=one.label
+        )
+        for one in content.questions
+        if one.name not in placed
+    }
+    return fixed | others
 
 
 def spoken(section: Section, chapters: Sequence[Chapter]) -> list[tuple[Chapter, list[str]]]:
-    """Settings with data for it, and what is said of each."""
-    told = [(chapter, section.sentences(chapter)) for chapter in chapters]
-    return [(chapter, sentences) for chapter, sentences in told if sentences]
+    """Settings with data for a section, and the sentences on each."""
+    texts = [(chapter, section.sentences(chapter)) for chapter in chapters]
+    return [(chapter, sentences) for chapter, sentences in texts if sentences]

@@ -2,7 +2,7 @@
 
 title: …
 authors: [{name: …, id: …, affiliation: …}]
-date, abstract and noniid (the partition that stands for 'non-IID', such as Nc=1) may be told too.
+Optional: date, abstract, and noniid (the label of the skewed partition among the six models).
 """
 
 from dataclasses import fields
@@ -16,40 +16,40 @@ from fedlens.reporting.study.content import About, Author
 
 def read(path: Path) -> About:
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FedlensError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
-    found = _words(told, About, path)
-    authors = found.pop("authors", [])
+    entries = _entries(document, About, path)
+    authors = entries.pop("authors", [])
     if not isinstance(authors, list):
-        raise FedlensError(f"{path}: authors is a list of {{name, id, affiliation}}.")
+        raise FedlensError(f"{path}: authors must be a list of {{name, id, affiliation}}.")
     return About(
-        **_texts(found, path),
+        **_texts(entries, path),
         authors=[Author(**_texts(_author(one, path), path)) for one in authors],
     )
 
 
-def _author(told: object, path: Path) -> dict[str, object]:
-    found = _words({"name": told} if isinstance(told, str) else told, Author, path)
-    if "name" not in found:
+def _author(author: object, path: Path) -> dict[str, object]:
+    entries = _entries({"name": author} if isinstance(author, str) else author, Author, path)
+    if "name" not in entries:
         raise FedlensError(f"{path}: an author has no name.")
-    return found
+    return entries
 
 
-def _words(told: object, schema: type, path: Path) -> dict[str, object]:
+def _entries(document: object, schema: type, path: Path) -> dict[str, object]:
     known = [entry.name for entry in fields(schema)]
-    if not isinstance(told, dict):
-        raise FedlensError(f"{path} does not map {', '.join(known)} to what they are.")
-    for key in told:
+    if not isinstance(document, dict):
+        raise FedlensError(f"{path} must have the keys {', '.join(known)} (or some of them).")
+    for key in document:
         if key not in known:
             raise FedlensError(f"{path}: unknown key '{key}': {suggest(str(key), known)}")
-    return dict(told)
+    return dict(document)
 
 
-def _texts(told: dict[str, object], path: Path) -> dict[str, str]:
-    for key, value in told.items():
+def _texts(entries: dict[str, object], path: Path) -> dict[str, str]:
+    for key, value in entries.items():
         if isinstance(value, dict | list):
-            raise FedlensError(f"{path}: {key} is a line of text.")
-    return {key: "" if value is None else str(value) for key, value in told.items()}
+            raise FedlensError(f"{path}: {key} must be a line of text.")
+    return {key: "" if value is None else str(value) for key, value in entries.items()}

@@ -1,20 +1,22 @@
-"""What is said of numbers alike on the page, in the paper and in Markdown.
+"""Sentences about numbers that the page, the paper and the Markdown tables share.
 
-Over how many seeds they are, what these decide, what was chosen and among how many, what was sent.
+The number of seeds, whether a difference is significant, what was chosen and what was sent.
 """
 
 from collections.abc import Iterable
 
 from fedlens.reporting.study.content import AlphaCurve, Cell, Chapter, Contrast, Grid
 from fedlens.reporting.study.labels import counted
-from fedlens.reporting.study.statistics import FEWEST, decided
+from fedlens.reporting.study.statistics import MIN_SEEDS, significant
 
-START = "In some seeds the best on validation was the start, before any training."
-DAGGER = "†"  # marks cells of which that is so
+UNTRAINED = "In some seeds the parameters before any training were the best on validation."
+DAGGER = "†"  # marks such cells
+TOO_FEW = "too few seeds to test"
+NOT_SIGNIFICANT = "not significant"
 
 
 def grids(chapter: Chapter) -> list[Grid]:
-    """All tables of a setting, the six models first."""
+    """All tables of a setting, the headline first."""
     return [*([chapter.headline] if chapter.headline else []), *chapter.grids]
 
 
@@ -24,9 +26,9 @@ def cells(*tables: Grid) -> list[Cell]:
 
 def span(counts: Iterable[int]) -> str:
     """'2 seeds', '1 to 3 seeds'."""
-    found = sorted(counts)
-    most = counted(found[-1], "seed")
-    return most if found[0] == found[-1] else f"{found[0]} to {most}"
+    ordered = sorted(counts)
+    most = counted(ordered[-1], "seed")
+    return most if ordered[0] == ordered[-1] else f"{ordered[0]} to {most}"
 
 
 def seeds(grid: Grid) -> str:
@@ -34,42 +36,41 @@ def seeds(grid: Grid) -> str:
 
 
 def untrained(cell: Cell) -> str:
-    """What to mind of a cell that was tested before any training; '' for all others."""
+    """A note on a cell that was tested before any training; '' for all others."""
     if not cell.untrained:
         return ""
-    return f"{cell.untrained} of {counted(len(cell.seeds), 'seed')}: untrained start was best"
+    return f"best before training in {cell.untrained} of {counted(len(cell.seeds), 'seed')}"
 
 
 def verdict(contrast: Contrast) -> str:
-    """What the seeds say of a difference."""
-    if contrast.count < FEWEST:
-        verb = "decides" if contrast.count == 1 else "decide"
-        return f"{counted(contrast.count, 'seed')} {verb} nothing"
-    if not decided(contrast.corrected, contrast.count):
-        return "not decided"
+    """'higher', 'lower', 'not significant', or 'too few seeds to test'."""
+    if contrast.count < MIN_SEEDS:
+        return TOO_FEW
+    if not significant(contrast.corrected, contrast.count):
+        return NOT_SIGNIFICANT
     return "higher" if contrast.mean > 0 else "lower"
 
 
 def tuned(chapters: Iterable[Chapter]) -> str:
-    """Whether learning rates were chosen, and on what."""
-    found = cells(*(grid for chapter in chapters for grid in grids(chapter)))
-    several = sum(cell.candidates > 1 for cell in found)
+    """Whether learning rates were chosen, and on what data."""
+    shown = cells(*(grid for chapter in chapters for grid in grids(chapter)))
+    several = sum(cell.candidates > 1 for cell in shown)
     if not several:
         return (
-            "Learning rates and weight decay are as given in the configs; these records hold no "
+            "Learning rates and weight decay are those of the configs; these records contain no "
             "choice among several."
         )
-    others = "; in the others these are as given in the configs" if several < len(found) else ""
+    others = "; in the others they are those of the configs" if several < len(shown) else ""
     return (
-        f"In {several} of {counted(len(found), 'cell')} of the tables the method, with its "
+        f"In {several} of {counted(len(shown), 'cell')} of the tables the method, with its "
         "learning rate and weight decay, was chosen among several on validation, never on test "
         f"accuracy{others}."
     )
 
 
 def sent(chapter: Chapter, grid: Grid) -> str:
-    """Which messages a table's megabytes are of."""
-    curves = [one for told in chapter.curves if told.name == grid.name for one in told.curves]
+    """Which messages a table's megabytes count."""
+    curves = [curve for one in chapter.curves if one.name == grid.name for curve in one.curves]
     early = sorted(
         one.megabytes[0] for one in curves
         if one.megabytes and one.unit[0] == 0 and one.megabytes[0] > 0
@@ -78,31 +79,31 @@ def sent(chapter: Chapter, grid: Grid) -> str:
         return "both ways"
     amounts = dict.fromkeys(f"{value:.2f}" for value in (early[0], early[-1]))
     return (
-        f"both ways in rounds, and {' to '.join(amounts)} MB up before the first of them, for the "
-        "head or the mask"
+        f"both ways in all rounds, and {' to '.join(amounts)} MB up before the first round, for "
+        "the head or the mask"
     )
 
 
 def ties(curve: AlphaCurve) -> list[float]:
-    """Other α that are as good on validation as the one chosen."""
+    """Other α with the same validation accuracy as the chosen one."""
     best = curve.accuracy[curve.alphas.index(curve.chosen)]
     return [
-        alpha for alpha, found in zip(curve.alphas, curve.accuracy, strict=True)
-        if found == best and alpha != curve.chosen
+        alpha for alpha, accuracy in zip(curve.alphas, curve.accuracy, strict=True)
+        if accuracy == best and alpha != curve.chosen
     ]  # fmt: skip
 
 
 def chance(clients: int) -> float:
-    """The share of weights whose signs conflict if every client's are drawn at random."""
+    """The share of weights whose signs conflict if every client's sign is drawn at random."""
     return 1 - 2.0 ** (1 - clients)
 
 
 def classes(chapter: Chapter, label: str) -> str:
-    """How many a client of a method holds: '1 class', '3 to 9 classes'; '' where it is unknown."""
+    """How many a client of a method holds: '1 class', '3 to 9 classes'; '' if unknown."""
     for partition in chapter.partitions:
-        told = partition.summary.get("classes_per_client")
-        if told and f", {partition.label}," in f", {label},":
-            low, high = round(told["min"]), round(told["max"])
+        summary = partition.summary.get("classes_per_client")
+        if summary and f", {partition.label}," in f", {label},":
+            low, high = round(summary["min"]), round(summary["max"])
             many = f"{high} class{'' if high == 1 else 'es'}"
             return many if low == high else f"{low} to {many}"
     return ""

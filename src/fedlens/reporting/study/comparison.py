@@ -1,8 +1,7 @@
-"""Which methods may stand in one table: those that agree in all but what the table varies.
+"""Tables of methods that agree in everything but what the table varies.
 
-Learning rate and weight decay are free, since every method needs its own: where a cell has several
-candidates, the one with the most seeds, then the best mean validation accuracy, stands for it.
-Differences are corrected for all that a table asks.
+Learning rate and weight decay are free, because every method needs its own: a cell with several
+candidates shows the one with the most seeds, then with the best mean validation accuracy.
 """
 
 import json
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from fedlens.registry import head
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.content import Cell, Contrast, Grid
 from fedlens.reporting.study.runs import Method, identity
@@ -18,21 +18,21 @@ from fedlens.reporting.study.statistics import difference, holm
 
 Place = tuple[str, str]  # row, column
 
-TUNED = ("train.lr", "train.weight_decay")
-INCIDENTAL = (  # names, what is looked at on the way, and the budget, which is compared as such
+TUNED = ("train.lr", "train.optimizer.weight_decay")
+IGNORED_KEYS = (  # names, what is measured during training, and the budget, compared by its value
     "experiment", "evaluate.every", "evaluate.batch_size", "evaluate.test", "evaluate.test_curve",
-    "federated.keep_updates", "federated.rounds", "federated.local_step_budget",
+    "federated.keep_updates", "federated.diagnostics", "federated.rounds",
+    "federated.local_step_budget",
 )  # fmt: skip
-RELEVANT = {"classes": "classes_per_client", "dirichlet": "alpha", "quantity": "sigma"}
 CALIBRATION = (
-    "method", "rounds", "soft", "labels", "target", "source", "voting", "clients", "examples",
-    "passes", "micro_batch",
+    "method", "rounds", "shrink_factor", "labels", "target", "source", "voting", "clients",
+    "examples", "passes", "micro_batch",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a table's rows or columns are: the keys that vary, how to say a value, their order."""
+    """What a table's rows or columns are: the config keys that vary, a value's label, the order."""
 
     name: str
     keys: tuple[str, ...]
@@ -40,11 +40,7 @@ class Axis:
     order: Callable[[Method], Any]
 
 
-RULES = (
-    "dense", "least sensitive", "most sensitive", "lowest magnitude", "highest magnitude", "random",
-)  # fmt: skip
-
-PARTITION = Axis("partition", ("partition",), labels.partition, labels.evenness)
+PARTITION = Axis("partition", ("partition",), labels.partition, labels.partition_order)
 STEPS = Axis(
     "local steps", ("federated.local_steps",),
     lambda m: f"J={m.get('federated.local_steps')}",
@@ -52,79 +48,82 @@ STEPS = Axis(
 )  # fmt: skip
 RULE = Axis(
     "trained weights", ("sparse.rule", *(f"sparse.{key}" for key in CALIBRATION)),
-    labels.rule, lambda m: RULES.index(labels.rule(m)),
+    labels.rule, labels.rule_order,
 )  # fmt: skip
-MASK = Axis("model", ("sparse",), labels.kind, labels.kind)
+MASK = Axis("model", ("sparse",), labels.dense_or_sparse, labels.dense_or_sparse)
 DENSITY = Axis(
-    "trained share",
-    ("sparse.density",),
-    labels.density,
-    lambda m: -(m.get("sparse.density") or 2.0),
+    "density", ("sparse.density",), labels.density, lambda m: -(m.get("sparse.density") or 2.0)
 )
-CALIBRATED = Axis(
+CALIBRATION_ROUNDS = Axis(
     "calibration", ("sparse.rounds",),
-    lambda m: _rounds(m.get("sparse.rounds")),
+    lambda m: labels.counted(m.get("sparse.rounds"), "round"),
     lambda m: m.get("sparse.rounds"),
 )  # fmt: skip
 SCHEDULE = Axis("schedule", ("train.schedule",), labels.schedule, labels.schedule)
-ALGORITHM = Axis(
-    "algorithm", ("algorithm",), labels.algorithm,
-    lambda m: (labels.algorithm(m) != "FedAvg", labels.algorithm(m)),
-)  # fmt: skip
+ALGORITHM = Axis("algorithm", ("algorithm",), labels.algorithm, labels.algorithm_order)
 TRAINED = Axis(
-    "trained", ("train.what", "head"), labels.trained,
+    "trained", ("train.trainable", "head"), labels.trained,
     lambda m: (labels.trains(m), labels.trained(m)),
 )  # fmt: skip
-UNDER = replace(TRAINED, keys=("head.name", "head.freeze"))
+HEAD_TYPE = replace(TRAINED, keys=("head.name", "head.freeze"))
 
 
 def family(method: Method, *axes: Axis) -> str:
-    """Equal for methods that differ along these axes alone, and in what is tuned."""
+    """Equal for methods that differ only along these axes and in what is tuned."""
     varied = [key for axis in axes for key in axis.keys]
-    same = identity(method.config, [*TUNED, *INCIDENTAL, *_idle(method), *varied])
+    unused = unused_keys(method, heads_vary="head.name" in varied)
+    same = identity(method.config, [*TUNED, *IGNORED_KEYS, *unused, *varied])
     return json.dumps([same, _budget(method)])
 
 
-def _idle(method: Method) -> list[str]:
-    """Keys that say nothing of this method."""
-    found = [] if labels.calibrates(method) else [f"sparse.{key}" for key in CALIBRATION]
+def unused_keys(method: Method, *, heads_vary: bool = False) -> list[str]:
+    """Keys that have no effect on this method.
+
+    If `heads_vary`, also parameters of its head at their defaults: other heads lack them.
+    """
+    keys = [] if labels.calibrates(method) else [f"sparse.{key}" for key in CALIBRATION]
     if not labels.sparse(method):
-        found.append("sparse")
+        keys.append("sparse")
+    if heads_vary:
+        settings = method.config["head"]
+        common = {one.name for one in head.common}
+        set_ones = labels.changed(settings, head) if settings["name"] in head else {}
+        keys += [f"head.{key}" for key in settings if key not in {"name", *common, *set_ones}]
     if not labels.federated(method):
-        return [*found, "federated", "partition", "algorithm"]
-    kept = RELEVANT.get(method.get("partition.name"))
-    return [*found, "train.epochs", *(f"partition.{k}" for k in RELEVANT.values() if k != kept)]
+        return [*keys, "federated", "partition", "algorithm"]
+    return [*keys, "train.epochs"]
 
 
 def grouped(methods: Iterable[Method], key: Callable[[Method], Hashable]) -> list[list[Method]]:
-    """Methods with the same key together, in the order in which keys are met."""
-    found: dict[Hashable, list[Method]] = {}
+    """Methods with the same key together, in the order in which keys first occur."""
+    groups: dict[Hashable, list[Method]] = {}
     for method in methods:
-        found.setdefault(key(method), []).append(method)
-    return list(found.values())
+        groups.setdefault(key(method), []).append(method)
+    return list(groups.values())
 
 
 def chosen(candidates: Sequence[Method]) -> Method:
-    """By the number of seeds, then on validation; never by test accuracy."""
+    """By the number of seeds, then by validation accuracy; never by test accuracy."""
     return max(candidates, key=lambda m: (len(m.runs), m.validation or 0.0, identity(m.config)))
 
 
-def usual(
+def most_common_group(
     methods: Iterable[Method],
     key: Callable[[Method], Hashable],
     place: Callable[[Method], Hashable],
 ) -> list[Method]:
-    """Of groups with the same key the one in most places, then in most runs, then the best.
+    """Of groups with the same key, the one in most places, then with most runs, then the best.
 
-    So what differs in more than a table says stays out of it; 'best' is on validation.
+    It keeps methods out of a table that differ in more than the table says; the best is that with
+    the highest validation accuracy.
     """
 
-    def weight(alike: list[Method]) -> tuple[int, int, float, str]:
+    def rank(alike: list[Method]) -> tuple[int, int, float, str]:
         runs = sum(len(method.runs) for method in alike)
         best = max(method.validation or 0.0 for method in alike)
         return len(set(map(place, alike))), runs, best, min(identity(m.config) for m in alike)
 
-    return max(grouped(methods, key), key=weight, default=[])
+    return max(grouped(methods, key), key=rank, default=[])
 
 
 def cell(candidates: Sequence[Method]) -> Cell:
@@ -155,7 +154,7 @@ class Comparison:
 
     @cached_property
     def methods(self) -> dict[Place, Method]:
-        return {place: chosen(found) for place, found in self.candidates.items()}
+        return {place: chosen(methods) for place, methods in self.candidates.items()}
 
 
 def compare(
@@ -163,19 +162,19 @@ def compare(
     rows: Axis,
     columns: Axis,
     *,
-    name: str,
-    chapter: str,
-    title: str,
-    note: str,
+    title: str = "",
+    note: str = "",
     references: Sequence[str] = (),
     column_references: Sequence[str] = (),
+    levels: Sequence[str] = (),
     everywhere: Sequence[Method] = (),
     everywhere_label: str = "",
 ) -> Comparison:
-    """Lays methods out in a table and contrasts every row with each of the reference rows.
+    """A table of methods, with contrasts of every row against each of the reference rows.
 
-    And every column with each of the reference columns, within a row.
-    `everywhere` are candidates for one more row that is the same under every column's partition.
+    Columns are contrasted with each of the reference columns, within a row. `everywhere` are
+    candidates for one more row, which is the same under every column's partition. Without a title
+    the table has the question's.
     """
     down = list(dict.fromkeys(rows.label(m) for m in sorted(methods, key=rows.order)))
     across = list(dict.fromkeys(columns.label(m) for m in sorted(methods, key=columns.order)))
@@ -185,13 +184,16 @@ def compare(
     if everywhere:
         down.insert(0, everywhere_label)
         for label in across:
-            here = [method for method in everywhere if columns.label(method) == label]
-            candidates[everywhere_label, label] = here or list(everywhere)
-    candidates = {place: _apart(found) for place, found in candidates.items()}
+            own = [method for method in everywhere if columns.label(method) == label]
+            candidates[everywhere_label, label] = own or list(everywhere)
+    candidates = {place: _without_duplicates(found) for place, found in candidates.items()}
     cells = [
-        [cell(found) if (found := candidates.get((r, c))) else None for c in across] for r in down
+        [cell(candidates[r, c]) if (r, c) in candidates else None for c in across] for r in down
     ]
-    grid = Grid(name, chapter, title, note, rows.name, down, across, cells)
+    grid = Grid(
+        name="", question="", title=title, note=note, corner=rows.name, rows=down, columns=across,
+        cells=cells, levels=[row for row in down if row in levels],
+    )  # fmt: skip
     places = [(r, c) for r in down for c in across if (r, c) in candidates]
     table = Comparison(grid, {place: candidates[place] for place in places})
     turned = {(column, row): method for (row, column), method in table.methods.items()}
@@ -201,9 +203,9 @@ def compare(
     return replace(table, grid=replace(grid, contrasts=contrasts))
 
 
-def _apart(methods: Sequence[Method]) -> list[Method]:
-    """Without second copies, which differ in names and in what was kept: no choice among those."""
-    alike = grouped(methods, lambda m: identity(m.config, INCIDENTAL))
+def _without_duplicates(methods: Sequence[Method]) -> list[Method]:
+    """One of each: copies differ only in names and in what was measured, so there is no choice."""
+    alike = grouped(methods, lambda m: identity(m.config, IGNORED_KEYS))
     return [max(copies, key=lambda m: (len(m.runs), identity(m.config))) for copies in alike]
 
 
@@ -213,11 +215,11 @@ def _contrasts(
     columns: Sequence[str],
     references: Sequence[str],
 ) -> list[Contrast]:
-    """Every row minus each reference, column by column; of two references only the second's.
+    """Every row minus each reference, column by column; two references are contrasted once.
 
-    They answer one question, and p is corrected for how many they are.
+    p-values are corrected for their number.
     """
-    found = {
+    differences = {
         (row, against, column): delta
         for number, against in enumerate(references)
         for column in columns
@@ -226,43 +228,39 @@ def _contrasts(
         and (method := methods.get((row, column))) and (base := methods.get((against, column)))
         and (delta := difference(method.by_seed(), base.by_seed()))
     }  # fmt: skip
-    corrected = holm({asked: delta.p for asked, delta in found.items() if delta.p is not None})
+    corrected = holm({key: delta.p for key, delta in differences.items() if delta.p is not None})
     return [
         Contrast(
-            *asked,
+            *key,
             mean=delta.estimate.mean,
             half=delta.estimate.half,
             count=delta.estimate.count,
             p=delta.p,
-            corrected=corrected.get(asked),
+            corrected=corrected.get(key),
         )
-        for asked, delta in found.items()
+        for key, delta in differences.items()
     ]
 
 
 def calibration(method: Method) -> str:
-    """How the mask was found, but for its rule and density; '' where it was not calibrated."""
+    """How the mask was calibrated, whatever its rule and density; '' if it was not calibrated."""
     if not labels.calibrates(method):
         return ""
     return json.dumps({key: method.get(f"sparse.{key}") for key in CALIBRATION})
 
 
 def mask(method: Method) -> str:
-    """All that decides which weights are trained."""
-    told = method.config["sparse"]
-    apart = {key: value for key, value in told.items() if key not in CALIBRATION}
-    return json.dumps([apart, calibration(method)], sort_keys=True)
+    """All settings that decide which weights are trained."""
+    settings = method.config["sparse"]
+    rule = {key: value for key, value in settings.items() if key not in CALIBRATION}
+    return json.dumps([rule, calibration(method)], sort_keys=True)
 
 
 def _budget(method: Method) -> object:
-    """As it was told: local steps, or epochs (which stand in `train` already)."""
-    told = method.config["federated"]
-    if told["clients"] is None or not labels.trains(method):
+    """Local steps; None for central training, whose epochs are keys of `train` already."""
+    settings = method.config["federated"]
+    if settings["clients"] is None or not labels.trains(method):
         return None
-    if told["rounds"] == "auto":
-        return told["local_step_budget"]
-    return told["rounds"] * told["local_steps"]
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'' if count == 1 else 's'}"
+    if settings["rounds"] == "auto":
+        return settings["local_step_budget"]
+    return settings["rounds"] * settings["local_steps"]

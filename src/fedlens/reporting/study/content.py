@@ -1,11 +1,11 @@
-"""What a report says, as plain data: every page, table and figure is drawn from this and no more.
+"""The content of a report as plain data: the page, the paper, tables and figures are made from it.
 
 `asdict` of it is JSON. Accuracies and their differences are in percent; a cell names the runs its
 numbers come from, so that each can be checked.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,31 @@ class About:
     title: str = "Federated learning under the lens of task arithmetic"
     authors: list[Author] = field(default_factory=list)
     date: str = ""
-    abstract: str = ""  # put before the generated one
-    noniid: str = ""  # which partition stands for 'non-IID' among the six models, such as Nc=1
+    abstract: str = ""  # printed before the generated one
+    noniid: str = ""  # label of the skewed partition in the table of six models, such as Nc=1
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row of `registry.question`: how its tables are audited, drawn and described.
+
+    All but `name` and `label` are traits of the row: `@question(label="…", figure="lines", …)`.
+    """
+
+    name: str
+    label: str
+    order: float = 100.0
+    suite: str = ""  # the suite whose runs answer it
+    headline: bool = False  # its first table stands in the overview
+    audit: tuple[str, ...] = ("budget", "tuning")  # checks of its tables: density, budget, tuning
+    figure: Literal["dots", "panels", "lines", "partitions"] = "dots"
+    x: Literal["rows", "columns"] = "rows"  # of lines: labels that hold the x values
+    x_label: str = ""
+    x_base: int = 10  # of lines: the base of their logarithmic x axis
+    panels: Literal["rows", "columns"] = "columns"  # of learning curves: a panel for each of these
+    panels_over_steps: Literal["rows", "columns"] = "columns"  # the same over steps or bytes
+    heatmap: bool = False  # colour the page's table instead of drawing a chart beside it
+    summary: bool = False  # count its significant differences in the page's summary
 
 
 @dataclass(frozen=True)
@@ -31,22 +54,24 @@ class Cell:
     """Test accuracy of one method over its seeds."""
 
     mean: float
-    deviation: float | None  # of the sample; None for one seed
-    half: float | None  # of the 95 % interval's width; None for one seed
+    deviation: float | None  # sample standard deviation; None for one seed
+    half: float | None  # half the width of the 95 % interval; None for one seed
     validation: float | None  # mean
     seeds: list[int]
-    method: str  # in words
-    lr: float | None  # None where nothing is trained
+    method: str  # its label
+    lr: float | None  # None if nothing is trained
     candidates: int  # methods it was chosen among, on validation; 1: there was no choice
     megabytes: float | None  # sent in a run, both ways
     runs: list[str]
-    untrained: int = 0  # seeds whose best round or epoch was the start: what met the test split
+    untrained: int = 0  # seeds whose best parameters on validation were those before training
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A row minus another over the seeds they share, within a column; or turned, a column minus
-    another within a row."""
+    """A row minus a reference row over the seeds they share, within a column.
+
+    If `turned`, a column minus a reference column, within a row.
+    """
 
     row: str
     against: str
@@ -55,12 +80,12 @@ class Contrast:
     half: float | None
     count: int
     p: float | None
-    corrected: float | None  # by Holm's method over the table's contrasts of this kind
+    corrected: float | None  # p by Holm's method over the table's contrasts of this kind
     turned: bool = False  # `row` and `against` are columns of the table, `column` is a row
 
     @property
     def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Row and column of the cell that is held against another, and of the other."""
+        """Row and column of the cell that is compared, and of its reference."""
         if self.turned:
             return (self.column, self.row), (self.column, self.against)
         return (self.row, self.column), (self.against, self.column)
@@ -68,27 +93,28 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of accuracies; `cells[row][column]`, None where there is no run."""
+    """A table of accuracies; `cells[row][column]` is None if there is no run."""
 
     name: str  # of its files, unique in a report
-    chapter: str
+    question: str  # name of the question that it answers
     title: str
-    note: str  # what holds for the whole table
+    note: str  # what all its methods share
     corner: str  # what the rows are
     rows: list[str]
     columns: list[str]
     cells: list[list[Cell | None]]
     contrasts: list[Contrast] = field(default_factory=list)
+    levels: list[str] = field(default_factory=list)  # rows that figures draw as lines of reference
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Over epochs or rounds, averaged over seeds; every list is as long as `unit`, or empty."""
+    """Averages over seeds, by epoch or round; every list is as long as `unit`, or empty."""
 
     label: str
     runs: list[str]
-    unit: list[int]  # epochs or rounds, where validation was measured
-    steps: list[int]  # of a client, or of central training, so far
+    unit: list[int]  # epochs or rounds after which validation was measured
+    steps: list[int]  # so far, of a client or of central training
     megabytes: list[float]  # sent so far; empty for central training
     mean: list[float]  # validation accuracy
     half: list[float | None]
@@ -96,7 +122,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Observation:
-    """What clients did to each other, round by round, averaged over seeds."""
+    """How far clients' updates agree, round by round, averaged over seeds."""
 
     label: str
     runs: list[str]
@@ -108,10 +134,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class CurveSet:
-    """Curves of one table's cells, to be seen together."""
+    """Curves of one table's cells."""
 
     name: str
-    chapter: str
+    question: str
     title: str
     unit: str  # epoch | round
     curves: list[Curve]
@@ -120,9 +146,10 @@ class CurveSet:
 
 @dataclass(frozen=True)
 class MaskMap:
-    """Density by layer and kind, of one run's mask; None where a layer has no such weights."""
+    """Density by layer and kind, of one run's mask; None if a layer has no such weights."""
 
     name: str
+    rule: str
     label: str
     trained: int
     total: int
@@ -134,7 +161,7 @@ class MaskMap:
 
 @dataclass(frozen=True)
 class AlphaCurve:
-    """W_base + α(W_run − W_base): validation over α, and the one test of the α chosen."""
+    """W_base + α(W_run − W_base): validation over α, and one test at the chosen α."""
 
     name: str
     label: str
@@ -143,15 +170,15 @@ class AlphaCurve:
     accuracy: list[float]  # validation
     loss: list[float]
     chosen: float
-    test: float  # accuracy at the α chosen
-    as_trained: float  # test accuracy at α = 1, the run's own
+    test: float  # accuracy at the chosen α
+    as_trained: float  # test accuracy of the run itself, α = 1
     barrier: float | None
     run: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Another analysis of a run: what was asked, and what came out, in words."""
+    """Another analysis of a run: its settings and results."""
 
     name: str
     kind: str  # merge | clients | forget | interference | compose
@@ -163,38 +190,38 @@ class Finding:
 
 @dataclass(frozen=True)
 class PartitionPicture:
-    """Who holds what: clients × classes where they are not many."""
+    """The classes that each client holds."""
 
     name: str
     label: str
     clients: int
     samples: int
     summary: dict[str, dict[str, float]]
-    histogram: list[list[int]]  # empty where there are too many clients
+    histogram: list[list[int]]  # clients × classes; empty if there are too many clients
     run: str
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One setting: nothing in it is compared with another's numbers."""
+    """One setting; numbers are never compared across settings."""
 
     setting: str
-    headline: Grid | None  # the six models
+    headline: Grid | None  # the table in the overview
     grids: list[Grid]
     curves: list[CurveSet]
     masks: list[MaskMap]
     alphas: list[AlphaCurve]
     findings: list[Finding]
     partitions: list[PartitionPicture]
-    facts: dict[str, list[Any]]  # what the configs hold: clients, batch size…; all values found
+    facts: dict[str, list[Any]]  # values of some config keys over all runs: clients, batch size…
 
 
 @dataclass(frozen=True)
 class Check:
-    """Of the audit: what was looked at, and everything found wrong."""
+    """One check of the audit: what was checked, and everything that is wrong."""
 
     title: str
-    looked_at: str  # how many of what
+    scope: str  # how many of what were checked
     violations: list[str]
     remarks: list[str]  # worth knowing, not wrong
 
@@ -205,7 +232,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a run's numbers come from; nothing the clock said."""
+    """Where a run's numbers come from; without times, which differ between equal runs."""
 
     name: str
     setting: str
@@ -216,17 +243,21 @@ class Provenance:
     device: str
     threads: int
     inputs: dict[str, str | None]
-    parameters: str  # the hash of what met the test split
-    chosen: str  # on what, and which epoch or round
+    parameters: str  # hash of the parameters that were tested
+    chosen: str  # by what, and which epoch or round
     validation: float | None
     test: float
-    used: bool  # whether a number of the report comes from it
+    used: bool  # whether a table uses it
 
 
 @dataclass(frozen=True)
 class Content:
     about: About
+    questions: list[Question]
     chapters: list[Chapter]
     audit: list[Check]
     runs: list[Provenance]
     unfinished: dict[str, str]  # run → state
+
+    def question(self, grid: Grid | CurveSet) -> Question:
+        return next(one for one in self.questions if one.name == grid.question)

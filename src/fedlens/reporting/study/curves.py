@@ -1,4 +1,4 @@
-"""Learning curves over seeds: validation accuracy, and what clients did to each other, by round."""
+"""Learning curves over seeds: validation accuracy and the agreement of clients, by round."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,12 +9,12 @@ from fedlens.reporting.study.content import Curve, CurveSet, Observation
 from fedlens.reporting.study.runs import Method, Record, Run, megabytes
 from fedlens.reporting.study.statistics import estimate
 
-POINTS = 150  # of a curve at most: more are thinner than a line
+POINTS = 150  # at most in a curve: more are thinner than a line
 OBSERVED = ("drift", "cosine", "sign_agreement")
 
 
 def curve_set(comparison: Comparison) -> CurveSet | None:
-    """The curves of a table's methods; None where nothing was trained."""
+    """The curves of a table's methods; None if nothing was trained."""
     grid = comparison.grid
     named = {
         cell_label(grid.rows, grid.columns, place): method
@@ -26,7 +26,7 @@ def curve_set(comparison: Comparison) -> CurveSet | None:
     central = not any(labels.federated(method) for method in named.values())
     return CurveSet(
         name=grid.name,
-        chapter=grid.chapter,
+        question=grid.question,
         title=grid.title,
         unit="epoch" if central else "round",
         curves=[curve(label, method) for label, method in named.items()],
@@ -40,12 +40,12 @@ def curve_set(comparison: Comparison) -> CurveSet | None:
 
 def curve(label: str, method: Method) -> Curve:
     unit = _unit(method)
-    seen = [
+    scores = [
         {r[unit]: 100 * r["validation"]["top1"] for r in run.metrics if "validation" in r}
         for run in method.runs
     ]
-    units = _thinned(sorted(set.intersection(*(set(values) for values in seen))))
-    found = [estimate([values[number] for values in seen]) for number in units]
+    units = _thinned(sorted(set.intersection(*(set(values) for values in scores))))
+    estimates = [estimate([values[number] for values in scores]) for number in units]
     sent, each = [_sent(run) for run in method.runs], _steps(method)
     return Curve(
         label=label,
@@ -53,8 +53,8 @@ def curve(label: str, method: Method) -> Curve:
         unit=units,
         steps=[number * each for number in units] if each else [],
         megabytes=[fmean(run[number] for run in sent) for number in units if all(sent)],
-        mean=[value.mean for value in found],
-        half=[value.half for value in found],
+        mean=[value.mean for value in estimates],
+        half=[value.half for value in estimates],
     )
 
 
@@ -79,16 +79,16 @@ def observation(label: str, method: Method) -> Observation:
 
 
 def _mean(records: Sequence[Record], name: str) -> float | None:
-    found = [record.get(name) for record in records]
-    known = [float(value) for value in found if value is not None]
-    return sum(known) / len(known) if len(known) == len(found) else None
+    values = [record.get(name) for record in records]
+    known = [float(value) for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def cell_label(rows: Sequence[str], columns: Sequence[str], place: tuple[str, str]) -> str:
-    """As few words as tell the cells of the table apart."""
+    """The shortest label that distinguishes the cells of the table."""
     row, column = place
-    said = [row if len(rows) > 1 else "", column if len(columns) > 1 else ""]
-    return ", ".join(word for word in said if word) or row
+    parts = [row if len(rows) > 1 else "", column if len(columns) > 1 else ""]
+    return ", ".join(part for part in parts if part) or row
 
 
 def _unit(method: Method) -> str:
@@ -96,25 +96,25 @@ def _unit(method: Method) -> str:
 
 
 def _steps(method: Method) -> int | None:
-    """Of central training in an epoch, or of a client in a round; None in records without it."""
+    """Per epoch of central training, or per round of a client; None if it was not recorded."""
     if labels.federated(method):
         return int(method.get("federated.local_steps"))
-    told = [record["steps"] for record in method.runs[0].metrics if "steps" in record]
-    return int(told[0]) if told else None
+    steps = [record["steps"] for record in method.runs[0].metrics if "steps" in record]
+    return int(steps[0]) if steps else None
 
 
 def _sent(run: Run) -> dict[int, float]:
     """Round → megabytes sent so far, both ways; empty for central training."""
-    total, found = run.megabytes_before, {}
+    total, sent = run.megabytes_before, {}
     for record in run.metrics:
         if "round" in record:
             total += megabytes(record)
-            found[record["round"]] = total
-    return found
+            sent[record["round"]] = total
+    return sent
 
 
 def _thinned(units: list[int]) -> list[int]:
-    """At most POINTS of them, the first and the last among them."""
+    """At most POINTS of them, including the first and the last."""
     if len(units) <= POINTS:
         return units
     stride = (len(units) - 1) / (POINTS - 1)

@@ -1,24 +1,28 @@
-"""The study's questions as tables: each finds, among a setting's methods, those that answer it.
+"""The questions of a study, as rows of the registry: each finds the methods that answer it.
 
-A question without two methods to compare has no table; the reports say so.
+A question is a function of a setting's methods that returns tables, none if there is nothing to
+compare; its traits are the fields of `content.Question`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Annotated
 
+from fedlens.errors import FedlensError, suggest
+from fedlens.registry import Row, question
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.comparison import (
     ALGORITHM,
-    CALIBRATED,
+    CALIBRATION_ROUNDS,
     DENSITY,
+    HEAD_TYPE,
     MASK,
     PARTITION,
     RULE,
     SCHEDULE,
     STEPS,
     TRAINED,
-    UNDER,
     Axis,
     Comparison,
     calibration,
@@ -26,257 +30,333 @@ from fedlens.reporting.study.comparison import (
     family,
     grouped,
     mask,
-    usual,
+    most_common_group,
 )
+from fedlens.reporting.study.content import About, Question
 from fedlens.reporting.study.runs import Method
 from fedlens.reporting.study.selection import (
     Methods,
     calibrated_alike,
-    contested,
     dense_like,
     fedavg,
-    heads_alone,
+    head_without_training,
     most_skewed,
-    one_way,
+    same_training,
     values,
+    without_single_values,
 )
 
-WHOLE = Axis("", (), lambda m: "accuracy", lambda m: 0)  # one column for all
+ACCURACY = Axis("", (), lambda m: "accuracy", lambda m: 0)  # a single column
 MODEL = Axis(
-    "", (), lambda m: f"FedAvg, {labels.partition(m)}" if labels.federated(m) else "central",
-    labels.evenness,
+    "", (),
+    lambda m: f"{m.labels['algorithm']}, {labels.partition(m)}" if labels.federated(m)
+    else labels.CENTRAL,
+    labels.partition_order,
 )  # fmt: skip
-SKEW = Axis("", ("partition",), lambda m: str(labels.partition(m) == "IID"), labels.evenness)
-ALONE = "ridge head alone"
+EVENNESS = Axis(
+    "", ("partition",), lambda m: str(labels.evenly_split(m)), labels.partition_order
+)  # fmt: skip
 
 
-def comparisons(methods: Methods) -> list[Comparison]:
-    """All tables of a setting, chapter by chapter; names are unique."""
-    found = [table for question in QUESTIONS for table in question(methods)]
+def questions() -> list[Question]:
+    """All questions in order, those added from outside the package included."""
+    return sorted((_described(row) for row in question), key=lambda one: one.order)
+
+
+def _described(row: Row) -> Question:
+    traits = {one.name for one in fields(Question)} - {"name", "label"}
+    for key in row.traits:
+        if key not in traits:
+            raise FedlensError(
+                f"The question '{row.name}' has an unknown trait '{key}': "
+                f"{suggest(key, sorted(traits))}"
+            )
+    return Question(row.name, row.label, **row.traits)
+
+
+def comparisons(methods: Methods, about: About | None = None) -> list[Comparison]:
+    """All tables of a setting, question by question; their names are unique."""
+    options = {"noniid": (about or About()).noniid}
     counts: Counter[str] = Counter()
-    numbered = []
-    for table in found:
-        counts[table.grid.name] += 1
-        again = counts[table.grid.name]
-        name = table.grid.name if again == 1 else f"{table.grid.name}-{again}"
-        numbered.append(replace(table, grid=replace(table.grid, name=name)))
-    return numbered
+    named = []
+    for one in questions():
+        row = question[one.name]
+        known = {parameter.name for parameter in row.parameters}
+        for table in row.make(methods, **{k: v for k, v in options.items() if k in known}):
+            counts[one.name] += 1
+            number = counts[one.name]
+            grid = replace(
+                table.grid,
+                name=one.name if number == 1 else f"{one.name}-{number}",
+                question=one.name,
+                title=table.grid.title or one.label,
+            )
+            named.append(replace(table, grid=grid))
+    return named
 
 
-def six_models(methods: Methods, noniid: str = "") -> Comparison | None:
-    """Central, FedAvg on even data, FedAvg on skewed data, each dense and sparse.
+@question(
+    label="The six models of the study", order=0, suite="models", headline=True, panels="rows",
+    panels_over_steps="rows", audit=("density", "tuning"),
+)  # fmt: skip
+def six_models(
+    methods: Methods,
+    *,
+    noniid: Annotated[str, "label of the skewed partition; empty: the most skewed"] = "",
+) -> list[Comparison]:
+    """Central training, FedAvg on even data and FedAvg on skewed data, each dense and sparse.
 
-    One federation, one way of central training and one mask: rows and columns say what differs.
+    The federated models share their settings, so do the central ones, and all share one mask.
     """
     backbone = [
         m for m in methods
-        if labels.trains(m) and m.get("train.what") != "head"
-        and (labels.partition(m) in ("central", "IID", noniid) or not noniid)
-        and (labels.algorithm(m) == "FedAvg" or not labels.federated(m))
+        if labels.trains(m) and m.get("train.trainable") != "head"
+        and (not labels.federated(m) or labels.is_fedavg(m))
+        and (not noniid or not labels.federated(m) or labels.evenly_split(m)
+             or labels.partition(m) == noniid)
     ]  # fmt: skip
-    alike = one_way(backbone, MASK, SKEW)
-    shown = ("central", "IID", noniid or most_skewed(alike))
-    here = [m for m in alike if labels.partition(m) in shown]
-    masked = usual([m for m in here if labels.sparse(m)], mask, labels.partition)
+    alike = same_training(backbone, MASK, EVENNESS)
+    skewed = noniid or most_skewed(alike)
+    here = [
+        m for m in alike
+        if not labels.federated(m) or labels.evenly_split(m) or labels.partition(m) == skewed
+    ]  # fmt: skip
+    masked = most_common_group([m for m in here if labels.sparse(m)], mask, labels.partition)
     dense = [m for m in here if not labels.sparse(m)]
     if not here:
-        return None
-    return compare(
-        [*dense, *masked], MODEL, MASK, name="six_models", chapter="headline",
-        title="The six models of the study",
-        note="One federation, one way of central training and one mask: those on record in most "
-             f"of these cells, then the best on validation. {_budgets([*dense, *masked])}",
-    )  # fmt: skip
-
-
-def central(methods: Methods) -> list[Comparison]:
-    here = [m for m in methods if not labels.federated(m)]
-    if not here:
         return []
-    label = Axis("trained", (), _central_words, lambda m: (labels.trains(m), _central_words(m)))
     return [
         compare(
-            here, label, WHOLE, name="central", chapter="central",
-            title="Central baselines",
-            note="All training images in one place; in each row the best on validation, whatever "
-                 "its schedule, batch size and epochs.",
+            [*dense, *masked], MODEL, MASK,
+            note="All federated models share their settings, all central models theirs, and all "
+                 "sparse models one mask: the setting shared by most cells; ties are broken by "
+                 f"validation accuracy. {_budgets([*dense, *masked])}",
         )
     ]  # fmt: skip
 
 
+@question(label="Central baselines", order=1, suite="centralized", audit=())
+def central(methods: Methods) -> list[Comparison]:
+    """All ways of central training, each with the best schedule, batch size and epochs."""
+    here = [m for m in methods if not labels.federated(m)]
+    if not here:
+        return []
+    training = Axis(
+        "trained", (), _central_label, lambda m: (labels.trains(m), _central_label(m))
+    )  # fmt: skip
+    return [
+        compare(
+            here, training, ACCURACY,
+            note="All training images in one place. Each row shows the method with the best "
+                 "validation accuracy, at any schedule, batch size and number of epochs.",
+        )
+    ]  # fmt: skip
+
+
+@question(label="Learning-rate schedules", order=2, suite="schedulers")
 def schedules(methods: Methods) -> list[Comparison]:
-    here = [m for m in methods if labels.trains(m)]
-    return _each(here, SCHEDULE, "schedules", "Learning-rate schedules")
+    """One training method under several schedules of the learning rate."""
+    return by_partition([m for m in methods if labels.trains(m)], SCHEDULE)
 
 
+@question(label="Heads on the frozen backbone", order=3, suite="centralized", audit=())
 def heads(methods: Methods) -> list[Comparison]:
-    """Everything that leaves the backbone as it was pretrained."""
-    here = [m for m in methods if m.get("train.what") == "head" or not labels.trains(m)]
-    here = [m for m in here if not labels.federated(m) or labels.algorithm(m) == "FedAvg"]
-    learned = one_way([m for m in here if labels.trains(m)], TRAINED, PARTITION)
+    """Everything that keeps the backbone as it was pretrained."""
+    here = [m for m in methods if m.get("train.trainable") == "head" or not labels.trains(m)]
+    here = [m for m in here if not labels.federated(m) or labels.is_fedavg(m)]
+    learned = same_training([m for m in here if labels.trains(m)], TRAINED, PARTITION)
     here = [*(m for m in here if not labels.trains(m)), *learned]
     if values(here, TRAINED) < 2:
         return []
     return [
         compare(
-            here, TRAINED, PARTITION, name="heads", chapter="heads",
-            title="Heads on the frozen backbone",
-            note="The backbone is as pretrained; a head in closed form needs no step. "
+            here, TRAINED, PARTITION,
+            note="The backbone stays as pretrained; a head in closed form needs no training step. "
                  f"{_budgets(learned)}",
         )
     ]  # fmt: skip
 
 
+@question(label="Fine-tuning the backbone with different heads", order=4, suite="paper")
 def under_heads(methods: Methods) -> list[Comparison]:
-    """The backbone trained by clients under one head or another, beside the ridge head alone."""
-    found = []
-    here = [m for m in fedavg(methods) if m.get("train.what") != "head" and not labels.sparse(m)]
-    for alike in grouped(here, lambda m: family(m, UNDER, PARTITION)):
-        if values(alike, UNDER) < 2:
-            continue
-        start = [head for m in alike for head in heads_alone(methods, m)]
-        found.append(
-            compare(
-                contested(alike, UNDER), UNDER, PARTITION,
-                name="under_heads", chapter="under_heads",
-                title="The backbone under one head or another",
-                note=_note(alike, "partition", "trained"),
-                references=[ALONE] if start else [],
-                everywhere=start, everywhere_label=ALONE,
-            )
-        )  # fmt: skip
-    return found
+    """The backbone fine-tuned with several types of head, beside the fitted head alone."""
+    here = [
+        m for m in fedavg(methods) if m.get("train.trainable") != "head" and not labels.sparse(m)
+    ]
+    return [
+        _with_start(
+            alike, alike, HEAD_TYPE, methods, references=(), varied=("partition", "trained")
+        )
+        for alike in grouped(here, lambda m: family(m, HEAD_TYPE, PARTITION))
+        if values(alike, HEAD_TYPE) > 1
+    ]  # fmt: skip
 
 
+@question(
+    label="Heterogeneity and local steps", order=5, suite="local_steps", figure="lines",
+    x="columns", x_label="local steps J", x_base=2, panels_over_steps="rows", heatmap=True,
+)  # fmt: skip
 def local_steps(methods: Methods) -> list[Comparison]:
-    """Partitions × J at a constant number of local steps; one J where there is no more.
-
-    What trains the backbone comes before heads alone.
-    """
-    found = []
-    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.what") == "head")
-    for alike in grouped(heads_last, lambda m: family(m, PARTITION, STEPS)):
-        several = values(alike, STEPS) > 1
-        if several or (values(alike, PARTITION) > 1 and not labels.sparse(alike[0])):
-            found.append(
-                compare(
-                    alike, PARTITION, STEPS,
-                    name="local_steps" if several else "heterogeneity",
-                    chapter="local_steps" if several else "heterogeneity",
-                    title="Heterogeneity and local steps" if several else "Heterogeneity",
-                    note=_note(alike, "partition", *(["steps"] if several else [])),
-                    references=["IID"] if values(alike, PARTITION) > 1 else [],
-                    column_references=[STEPS.label(min(alike, key=STEPS.order))] if several else [],
-                )
-            )  # fmt: skip
-    return found
+    """Partitions × J at a constant number of local steps; fine-tuning before training a head."""
+    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.trainable") == "head")
+    return [
+        compare(
+            alike, PARTITION, STEPS, note=shared_settings(alike, "partition", "steps"),
+            references=_even(alike), column_references=[STEPS.label(min(alike, key=STEPS.order))],
+        )
+        for alike in grouped(heads_last, lambda m: family(m, PARTITION, STEPS))
+        if values(alike, STEPS) > 1
+    ]  # fmt: skip
 
 
+@question(
+    label="Heterogeneity", order=6, suite="heterogeneity", figure="partitions", heatmap=True
+)  # fmt: skip
+def heterogeneity(methods: Methods) -> list[Comparison]:
+    """Partitions at one number of local steps, where no other number was tried."""
+    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.trainable") == "head")
+    return [
+        compare(
+            alike, PARTITION, STEPS, note=shared_settings(alike, "partition"),
+            references=_even(alike),
+        )
+        for alike in grouped(heads_last, lambda m: family(m, PARTITION, STEPS))
+        if values(alike, STEPS) == 1 and values(alike, PARTITION) > 1
+        and not labels.sparse(alike[0])
+    ]  # fmt: skip
+
+
+@question(
+    label="Mask rules", order=7, suite="mask_rules", figure="panels", summary=True,
+    audit=("density", "budget", "tuning"),
+)  # fmt: skip
 def mask_rules(methods: Methods) -> list[Comparison]:
-    """Rules at one density, beside dense training and the closed-form head they begin from."""
-    found = []
+    """Rules at one density, beside dense training and the fitted head that all start from."""
+    tables = []
     masked = [m for m in fedavg(methods) if labels.sparse(m)]
     for alike in grouped(masked, lambda m: family(m, RULE, PARTITION)):
         here = calibrated_alike(alike)
         if values(here, RULE) < 2:
             continue
-        dense, start = dense_like(here[0], methods), heads_alone(methods, here[0])
-        found.append(
-            compare(
-                contested([*dense, *here], RULE), RULE, PARTITION,
-                name="mask_rules", chapter="mask_rules",
+        dense = dense_like(here[0], methods)
+        tables.append(
+            _with_start(
+                [*dense, *here], here, RULE, methods,
                 title=f"Mask rules at {labels.density(here[0])}",
-                note=_note(here, "partition", "rule"),
-                references=[*(["dense"] if dense else []), *([ALONE] if start else [])],
-                everywhere=start, everywhere_label=ALONE,
+                references=[labels.DENSE] if dense else [], varied=("partition", "rule"),
             )
         )  # fmt: skip
-    return sorted(found, key=lambda table: table.grid.title)
+    return sorted(tables, key=lambda table: table.grid.title)
 
 
+@question(
+    label="How many weights need training", order=8, suite="sparsity", figure="lines",
+    x="rows", x_label="density (fraction trained)", x_base=10,
+)  # fmt: skip
 def sparsity(methods: Methods) -> list[Comparison]:
-    found = []
+    """One rule at several densities, beside dense training."""
+    tables = []
     masked = [m for m in fedavg(methods) if labels.sparse(m)]
     for alike in grouped(masked, lambda m: family(m, DENSITY, PARTITION)):
         if values(alike, DENSITY) < 2:
             continue
         dense = dense_like(alike[0], methods)
-        found.append(
+        tables.append(
             compare(
-                contested([*dense, *alike], DENSITY), DENSITY, PARTITION,
-                name="sparsity", chapter="sparsity",
-                title="How few weights are enough", note=_note(alike, "partition", "density"),
-                references=["dense"] if dense else [],
+                without_single_values([*dense, *alike], DENSITY), DENSITY, PARTITION,
+                note=shared_settings(alike, "partition", "density"),
+                references=[labels.DENSE] if dense else [], levels=[labels.DENSE],
             )
         )  # fmt: skip
-    return found
+    return tables
 
 
+@question(
+    label="Number of calibration rounds", order=9, suite="calibration_rounds", figure="lines",
+    x="rows", x_label="rounds of calibration", x_base=2, audit=("density", "budget", "tuning"),
+)  # fmt: skip
 def calibration_rounds(methods: Methods) -> list[Comparison]:
+    """One calibrated mask rule, with its mask found in several numbers of rounds."""
     here = [m for m in fedavg(methods) if calibration(m)]
-    return _each(
-        here, CALIBRATED, "calibration_rounds", "Calibration in rounds", against=["1 round"]
-    )
+    return by_partition(here, CALIBRATION_ROUNDS, references=["1 round"])
 
 
+@question(
+    label="Other ways to aggregate", order=10, suite="algorithms",
+    audit=("density", "budget", "tuning"),
+)  # fmt: skip
 def algorithms(methods: Methods) -> list[Comparison]:
-    """Each against averaging, and against averaging with a longer step where that was tried."""
+    """Federated algorithms against FedAvg, at every server learning rate that it was run with."""
     here = [m for m in methods if labels.federated(m) and labels.trains(m)]
-    averaging = {labels.algorithm(m) for m in here if m.get("algorithm.name") == "fedavg"}
-    return _each(
-        here, ALGORITHM, "algorithms", "Other ways to aggregate",
-        against=sorted(averaging | {"FedAvg"}),
-    )  # fmt: skip
+    references = sorted({labels.algorithm(m) for m in here if labels.averages(m)})
+    return by_partition(here, ALGORITHM, references=references)
 
 
-QUESTIONS: tuple[Callable[[Methods], list[Comparison]], ...] = (
-    central,
-    schedules,
-    heads,
-    under_heads,
-    local_steps,
-    mask_rules,
-    sparsity,
-    calibration_rounds,
-    algorithms,
-)
+# --- what questions are made of ------------------------------------------------------------------
 
 
-def _each(
-    methods: Methods, rows: Axis, chapter: str, title: str, *, against: Sequence[str] = ()
+def by_partition(
+    methods: Methods, rows: Axis, *, references: Sequence[str] = (), title: str = ""
 ) -> list[Comparison]:
-    """A table, rows × partitions, for every family with two values or more along `rows`."""
+    """A table, rows × partitions, for every family with two or more values along `rows`."""
     return [
         compare(
-            contested(alike, rows), rows, PARTITION, name=chapter, chapter=chapter, title=title,
-            note=_note(alike, "partition", rows.name), references=against,
+            without_single_values(alike, rows), rows, PARTITION, title=title,
+            note=shared_settings(alike, "partition", rows.name), references=references,
         )
         for alike in grouped(methods, lambda m: family(m, rows, PARTITION))
         if values(alike, rows) > 1
     ]  # fmt: skip
 
 
+def shared_settings(methods: Methods, *varied: str) -> str:
+    """The settings that all methods of a table share."""
+    method = methods[0]
+    parts = [labels.described(method, without=varied)]
+    if labels.federated(method):
+        settings = method.config["federated"]
+        sampled = round(settings["clients"] * settings["participation"])
+        parts.append(f"{settings['clients']} clients, {sampled} per round")
+    parts.append(f"batch {method.get('train.batch_size')}")
+    return "; ".join(parts) + "."
+
+
+def _with_start(
+    shown: Methods,
+    alike: Methods,
+    rows: Axis,
+    methods: Methods,
+    *,
+    references: Sequence[str],
+    varied: tuple[str, ...],
+    title: str = "",
+) -> Comparison:
+    """Rows × partitions, with one more row: the fitted head that the methods start from."""
+    starts = [start for m in alike for start in head_without_training(methods, m)]
+    label = labels.trained(starts[0]) if starts else ""
+    same = [start for start in starts if labels.trained(start) == label]
+    return compare(
+        without_single_values(shown, rows), rows, PARTITION, title=title,
+        note=shared_settings(alike, *varied), references=[*references, *([label] if same else [])],
+        levels=[labels.DENSE, label], everywhere=same, everywhere_label=label,
+    )  # fmt: skip
+
+
+def _even(methods: Methods) -> list[str]:
+    """The even partition, if there is another one to compare with it."""
+    even = [labels.partition(m) for m in methods if labels.evenly_split(m)]
+    return even[:1] if values(methods, PARTITION) > 1 else []
+
+
 def _budgets(methods: Methods) -> str:
-    """What was spent, centrally and by clients, which need not be the same."""
-    said: dict[str, list[str]] = {"Central": [], "FedAvg": []}
+    """How long central and federated methods were trained, which need not be the same."""
+    spent: dict[str, list[str]] = {"Central": [], "Federated": []}
     for method in methods:
-        said["FedAvg" if labels.federated(method) else "Central"].append(labels.spent(method))
+        spent["Federated" if labels.federated(method) else "Central"].append(labels.spent(method))
     return " ".join(
-        f"{where}: {' or '.join(dict.fromkeys(told))}." for where, told in said.items() if told
+        f"{where}: {' or '.join(dict.fromkeys(texts))}." for where, texts in spent.items() if texts
     )
 
 
-def _central_words(method: Method) -> str:
-    return labels.described(method, but=("partition",))
-
-
-def _note(methods: Methods, *varied: str) -> str:
-    """What all methods of a table share."""
-    method = methods[0]
-    said = [labels.described(method, but=varied)]
-    if labels.federated(method):
-        told = method.config["federated"]
-        sampled = round(told["clients"] * told["participation"])
-        said.append(f"{told['clients']} clients, {sampled} a round")
-    said.append(f"batch {method.get('train.batch_size')}")
-    return "; ".join(said) + "."
+def _central_label(method: Method) -> str:
+    return labels.described(method, without=("partition",))

@@ -1,7 +1,7 @@
-"""Runs read back for a report: what each is, and which differ in their seed alone.
+"""Runs read from disk for a report, grouped into methods and settings.
 
-A *method* is a config without its seed, a *setting* the data and the backbone: numbers are averaged
-within a method and compared within a setting. Accuracies are in percent from here on.
+A *method* is a config without its seed, a *setting* is the data and the backbone: numbers are
+averaged within a method and compared within a setting. Accuracies are in percent from here on.
 """
 
 import json
@@ -13,25 +13,27 @@ from typing import Any
 
 import yaml
 
-from fedlens.config.schema import CIRCUMSTANCES, Config, DataConfig
+from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
 from fedlens.files import read_json
+from fedlens.registry import dataset
 from fedlens.reporting.study.statistics import Estimate, estimate
-from fedlens.store.run_folder import RunFolder, find_run, runs
+from fedlens.store.run_folder import RunFolder, find_runs
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, in C where PyYAML has it
-NEEDED = {  # what a report cannot do without
+REQUIRED = {  # keys that a report reads
     "manifest": ("inputs", "sessions"),
-    "result": ("seed", "unit", "units", "choice", "validation", "facts"),
+    "result": ("seed", "unit", "units", "choice", "validation", "facts", "labels"),
 }
+VALIDATION = next(one.default for one in dataset.common if one.name == "validation")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, as its files tell it."""
+    """A finished run and its records."""
 
     folder: RunFolder
     config: Settings
@@ -48,17 +50,22 @@ class Run:
         return int(self.config["seed"])
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What the rows of its config are called: {"partition": "Nc=5", "head": "ridge head"}."""
+        return dict(self.result["labels"])
+
+    @property
     def test(self) -> float:
         return 100 * float(self.result["test"]["top1"])
 
     @property
     def validation(self) -> float | None:
-        found = self.result["validation"]
-        return None if found is None else 100 * float(found["top1"])
+        metrics = self.result["validation"]
+        return None if metrics is None else 100 * float(metrics["top1"])
 
     @property
     def chosen_unit(self) -> int:
-        """The epoch or round whose parameters met the test split; 0 is the start, untrained."""
+        """The epoch or round whose parameters were tested; 0: before any training."""
         return int(self.result["choice"]["unit"])
 
     @cached_property
@@ -68,13 +75,17 @@ class Run:
 
     @cached_property
     def analyses(self) -> list[Record]:
-        """What was asked of the model afterwards, by the names of the analyses."""
-        found = sorted((self.folder.path / "arithmetic").glob("*/record.json"))
-        return [dict(read_json(path)) for path in found]
+        """Records of the analyses of the finished model, sorted by name."""
+        paths = sorted((self.folder.path / "arithmetic").glob("*/record.json"))
+        return [dict(read_json(path)) for path in paths]
+
+    @cached_property
+    def partition(self) -> Record | None:
+        return self.folder.partition
 
     @property
     def megabytes(self) -> float | None:
-        """Sent before and in all rounds, both ways; None where there are no clients."""
+        """Sent before and in all rounds, both ways; None for central training."""
         if self.config["federated"]["clients"] is None:
             return None
         return self.megabytes_before + sum(megabytes(record) for record in self.metrics)
@@ -88,13 +99,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone, by seed."""
+    """Runs that differ only in their seed, sorted by seed."""
 
     runs: tuple[Run, ...]
 
     @property
     def config(self) -> Settings:
         return self.runs[0].config
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.runs[0].labels
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -106,22 +121,22 @@ class Method:
 
     @cached_property
     def validation(self) -> float | None:
-        """Their mean accuracy on validation, by which methods are chosen."""
-        found = [run.validation for run in self.runs]
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+        """Mean validation accuracy, by which methods are chosen; None if a run has none."""
+        scores = [run.validation for run in self.runs]
+        known = [score for score in scores if score is not None]
+        return sum(known) / len(known) if known and len(known) == len(scores) else None
 
     def by_seed(self) -> dict[int, float]:
         return {run.seed: run.test for run in self.runs}
 
     def get(self, key: str) -> Any:
-        """The value of a dotted key of the config."""
+        """The value of a dotted key of the config; None if the config has no such key."""
         return value_of(self.config, key)
 
 
 @dataclass(frozen=True)
 class Study:
-    """All that was found: methods by setting, and what is not finished."""
+    """Methods by setting, and unfinished runs."""
 
     settings: dict[str, list[Method]]
     unfinished: dict[str, str]  # name of a run → its state
@@ -136,26 +151,29 @@ class Study:
 
 
 def read(places: Iterable[Path]) -> Study:
-    """Every run that a path names or holds; those without a test result are only counted."""
+    """Reads every run at these paths or in these folders; runs without a test result are left out.
+
+    A run is a run's folder, its name, or part of its name; a path may also hold many runs.
+    """
     folders: dict[str, RunFolder] = {}
-    for folder in (RunFolder(found.path.resolve()) for at in places for found in _folders(at)):
+    for folder in (RunFolder(one.path.resolve()) for place in places for one in find_runs(place)):
         other = folders.setdefault(folder.name, folder)
         if other != folder:
             both = " and ".join(sorted((str(other.path), str(folder.path))))
-            raise FedlensError(f"{both} are the same run twice: leave one of them out.")
+            raise FedlensError(f"{both} are the same run: leave one of them out.")
     unfinished: dict[str, str] = {}
-    found: list[Run] = []
+    finished: list[Run] = []
     for name, folder in sorted(folders.items()):
         result = folder.result
         if result is None:
             unfinished[name] = folder.state()
-        elif result.get("test") is not None:  # else it was made to choose by, on validation alone
-            found.append(_read(folder, result))
-    if not found:
+        elif result.get("test") is not None:  # else a trial of a search: it never opened the test
+            finished.append(_read(folder, result))
+    if not finished:
         raise FedlensError("There is no finished run to report on: see `fedlens ls`.")
     grouped: dict[tuple[str, str], list[Run]] = {}
-    for run in found:
-        grouped.setdefault((setting(run.config), identity(run.config)), []).append(run)
+    for run in finished:
+        grouped.setdefault((setting(run), identity(run.config)), []).append(run)
     settings: dict[str, list[Method]] = {}
     for (where, _), alike in sorted(grouped.items()):
         ordered = tuple(sorted(alike, key=lambda run: (run.seed, run.name)))
@@ -163,34 +181,40 @@ def read(places: Iterable[Path]) -> Study:
     return Study(settings, unfinished)
 
 
-def setting(config: Settings) -> str:
-    """The data and the backbone: what must agree before two numbers are compared."""
-    data, backbone = config["data"], config["backbone"]
-    few, cut, held = data["train_per_class"], data["test_per_class"], data["validation"]
-    words = [
-        data["name"],
-        *([f"{few} images a class"] if few else []),
-        *([f"{cut} test images a class"] if cut else []),
-        *([f"validation {held:g}"] if held != DataConfig.validation else []),
+def setting(run: Run) -> str:
+    """The data and the backbone: they must agree before two numbers are compared."""
+    data, backbone = run.config["data"], run.config["backbone"]
+    train, test, validation = data["train_per_class"], data["test_per_class"], data["validation"]
+    parts = [
+        run.labels["data"],
+        *([f"{train} images per class"] if train else []),
+        *([f"{test} test images per class"] if test else []),
+        *([f"validation {validation:g}"] if validation != VALIDATION else []),
         f"{backbone['name']} at {backbone['resolution']} px",
         *([] if backbone["pretrained"] else ["from scratch"]),
     ]
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
 def identity(config: Settings, without: Iterable[str] = ()) -> str:
-    """What decides a result, but for the seed and the dotted keys left out."""
+    """The part of a config that decides the result, except the seed and the dotted keys left out.
+
+    Runs with equal identities repeat the same method.
+    """
     backbone = config["backbone"]
-    named = PurePath(backbone["weights"] or "").name  # the same file may lie elsewhere
-    movable = {**config, "backbone": {**backbone, "weights": named}}
-    return json.dumps(_pruned(movable, {*CIRCUMSTANCES, "seed", *without}), sort_keys=True)
+    weights = PurePath(backbone["weights"] or "").name  # the same file may lie elsewhere
+    movable = {**config, "backbone": {**backbone, "weights": weights}}
+    return json.dumps(_pruned(movable, {*RUNTIME_KEYS, "seed", *without}), sort_keys=True)
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
-    found: Any = config
+    """The value of a dotted key; None if the config has no such key (its row does not read it)."""
+    value: Any = config
     for step in key.split("."):
-        found = found[step]
-    return found
+        if not isinstance(value, Mapping) or step not in value:
+            return None
+        value = value[step]
+    return value
 
 
 def megabytes(record: Record) -> float:
@@ -206,41 +230,33 @@ def _pruned(tree: Settings, left_out: set[str], prefix: str = "") -> Settings:
     }
 
 
-def _folders(place: Path) -> list[RunFolder]:
-    if (place / "config.yaml").exists():
-        return [RunFolder(place)]
-    if not place.is_dir():
-        return [find_run(str(place), Path("runs"))]
-    if not (found := runs(place)):
-        raise FedlensError(f"There are no runs in {place}: name runs, or a folder that holds some.")
-    return found
-
-
 def _read(folder: RunFolder, result: Record) -> Run:
     try:
-        told = yaml.load(folder.config.read_text(encoding="utf-8"), LOADER)
-        config = _filled(told, asdict(Config()))  # a key that is younger than the run
+        config = yaml.load(folder.config.read_text(encoding="utf-8"), LOADER)
+        config = _filled(config, asdict(Config()))  # keys that did not exist when the run was made
         manifest, metrics = folder.manifest, folder.journal("metrics").read()
-        _refuse_parts({"manifest": manifest, "result": result}, metrics)
+        _refuse_incomplete({"manifest": manifest, "result": result}, metrics)
         run = Run(folder, config, manifest or {}, result, metrics)
-        _ = setting(config), run.test, run.seed, run.manifest["sessions"][0]
+        _ = setting(run), run.test, run.seed, run.manifest["sessions"][0]
         return run
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise FedlensError(f"{folder.path} is not a whole run ({error}): leave it out.") from error
+        raise FedlensError(
+            f"{folder.path} is not a complete run ({error}): leave it out."
+        ) from error
 
 
-def _refuse_parts(files: Mapping[str, Record | None], metrics: list[Record]) -> None:
-    for name, found in files.items():
-        if found is None:
+def _refuse_incomplete(files: Mapping[str, Record | None], metrics: list[Record]) -> None:
+    for name, record in files.items():
+        if record is None:
             raise ValueError(f"there is no {name}.json")
-        if lacking := [key for key in NEEDED[name] if key not in found]:
-            raise ValueError(f"{name}.json lacks {', '.join(lacking)}")
+        if missing := [key for key in REQUIRED[name] if key not in record]:
+            raise ValueError(f"{name}.json lacks {', '.join(missing)}")
     if not metrics:
         raise ValueError("metrics.jsonl has no record")
 
 
-def _filled(told: Settings, defaults: Settings) -> Settings:
-    nested = {key: told.get(key, {}) for key, value in defaults.items() if isinstance(value, dict)}
-    return {**defaults, **told} | {
-        key: _filled(told_there, defaults[key]) for key, told_there in nested.items()
+def _filled(config: Settings, defaults: Settings) -> Settings:
+    groups = [key for key, value in defaults.items() if isinstance(value, dict)]
+    return {**defaults, **config} | {
+        key: _filled(config.get(key, {}), defaults[key]) for key in groups
     }

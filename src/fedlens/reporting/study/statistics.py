@@ -1,27 +1,24 @@
-"""What several seeds say: mean, sample deviation, 95 % interval; paired differences; Holm.
+"""Statistics over seeds: mean ± t · s / √n (Student), paired differences, Holm's correction.
 
-The interval is Student's, mean ± t · s / √n; one seed has none. Differences are taken seed by seed,
-so what a seed does to both methods cancels; their p-values are corrected for how many were asked
-(Holm, 1979): the k-th smallest of m is multiplied by m − k + 1.
+Differences are taken seed by seed, so an effect of the seed on both methods cancels. Holm (1979):
+the k-th smallest of m p-values is multiplied by m − k + 1.
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from scipy import stats
-
-LEVEL = 0.95  # of every interval
-DECIDED = 0.05  # a difference is decided where its corrected p is below this…
-FEWEST = 3  # …over at least so many seeds: two may agree by accident
+CONFIDENCE = 0.95  # of every interval
+SIGNIFICANCE = 0.05  # a difference is significant if its corrected p is below this…
+MIN_SEEDS = 3  # …over at least this many seeds: two may agree by accident
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`deviation` and `half` (of the interval's width) are None where one value is all there is."""
+    """`deviation` and `half` (half the interval's width) are None for a single value."""
 
     mean: float
     deviation: float | None
@@ -31,7 +28,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two methods over the seeds they share; `p` is two-sided, uncorrected, or None."""
+    """Between two methods over the seeds they share; `p` is two-sided and uncorrected, or None."""
 
     estimate: Estimate
     p: float | None
@@ -40,35 +37,42 @@ class Difference:
 def estimate(values: Sequence[float]) -> Estimate:
     count = len(values)
     if not count:
-        raise ValueError("there is nothing to estimate from")
+        raise ValueError("an estimate needs at least one value")
     mean = math.fsum(values) / count
     if count == 1:
         return Estimate(mean, None, None, 1)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+    quantile = float(_student().ppf((1 + CONFIDENCE) / 2, count - 1))
     return Estimate(mean, deviation, quantile * deviation / math.sqrt(count), count)
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    """`first` minus `second`, each seed → value; None where they share no seed."""
+    """`first` minus `second`, each seed → value; None if they share no seed."""
     shared = sorted(first.keys() & second.keys())
     if not shared:
         return None
-    found = estimate([first[seed] - second[seed] for seed in shared])
-    return Difference(found, _p_value(found))
+    paired = estimate([first[seed] - second[seed] for seed in shared])
+    return Difference(paired, _p_value(paired))
 
 
-def _p_value(found: Estimate) -> float | None:
-    """Of Student's paired test; it knows nothing of differences that are all the same."""
-    if not found.deviation:
+def _p_value(paired: Estimate) -> float | None:
+    """Of Student's paired test; it is undefined if all differences are equal."""
+    if not paired.deviation:
         return None
-    t = abs(found.mean) / (found.deviation / math.sqrt(found.count))
-    return float(2 * stats.t.sf(t, found.count - 1))
+    t = abs(paired.mean) / (paired.deviation / math.sqrt(paired.count))
+    return float(2 * _student().sf(t, paired.count - 1))
 
 
-def decided(corrected: float | None, count: int) -> bool:
-    """Whether so many seeds tell a difference from none."""
-    return corrected is not None and corrected < DECIDED and count >= FEWEST
+def _student() -> Any:
+    """Student's distribution, imported when it is first used: it would slow every command down."""
+    from scipy import stats
+
+    return stats.t
+
+
+def significant(corrected: float | None, count: int) -> bool:
+    """Whether a difference over `count` seeds is significant, given its corrected p."""
+    return corrected is not None and corrected < SIGNIFICANCE and count >= MIN_SEEDS
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:

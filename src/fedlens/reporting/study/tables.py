@@ -1,7 +1,7 @@
 """Tables of a report as Markdown, CSV and LaTeX.
 
-A mean stands with half the width of its interval; a number from one seed is told as such, and so
-is one whose model was tested before any training.
+A mean is followed by half the width of its interval; numbers from one seed are marked, and so are
+models that were tested before any training.
 """
 
 import csv
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import Cell, Contrast, Grid
+from fedlens.reporting.study.labels import NONE
 
-NONE = "–"
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
     "%": r"\%", "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
@@ -38,7 +38,7 @@ DIFFERENCES = (
 
 
 def value(cell: Cell, *, lr: bool = False) -> str:
-    """'54.69 ± 0.42', '78.74 (1 seed)', '50.12 ± 0.31 †'; on demand with the learning rate."""
+    """'54.69 ± 0.42', '78.74 (1 seed)', '50.12 ± 0.31 †'; if `lr`, with the learning rate."""
     number = f"{cell.mean:.2f}" if cell.half is None else f"{cell.mean:.2f} ± {cell.half:.2f}"
     number += f" {captions.DAGGER}" if cell.untrained else ""
     notes = [
@@ -49,19 +49,19 @@ def value(cell: Cell, *, lr: bool = False) -> str:
 
 
 def contrast_value(contrast: Contrast) -> str:
-    """'+1.20 ± 0.45 (p = 0.012)'; what the seeds do not decide is told as such."""
+    """'+1.20 ± 0.45 (p = 0.012)', '+0.10 ± 0.90 (p = 0.700, not significant)', …"""
     number = f"{contrast.mean:+.2f}".replace("-", "−")
     spread = "" if contrast.half is None else f" ± {contrast.half:.2f}"
-    p, said = contrast.corrected, captions.verdict(contrast)
-    told = [
+    p, verdict = contrast.corrected, captions.verdict(contrast)
+    notes = [
         *([] if p is None else ["p < 0.001" if p < 0.001 else f"p = {p:.3f}"]),
-        *([] if said in ("higher", "lower") else [said]),
+        *([] if verdict in ("higher", "lower") else [verdict]),
     ]
-    return f"{number}{spread} ({', '.join(told)})"
+    return f"{number}{spread} ({', '.join(notes)})"
 
 
 def markdown(grid: Grid) -> str:
-    """The accuracies, over how many seeds, and, where there are any, differences between rows."""
+    """The accuracies, the number of seeds, and the differences if there are any."""
     rates = rates_differ(grid)
     lines = _markdown(
         [grid.corner, *grid.columns],
@@ -71,12 +71,13 @@ def markdown(grid: Grid) -> str:
         ],
     )
     marked = any(cell.untrained for cell in captions.cells(grid))
-    start = f" {captions.DAGGER} {captions.START}" if marked else ""
+    start = f" {captions.DAGGER} {captions.UNTRAINED}" if marked else ""
     lines += ["", f"n = {captions.seeds(grid)}.{start}"]
     if grid.contrasts:
         lines += [
             "",
-            "Differences over shared seeds, p corrected (Holm) over its rows, or columns:",
+            "Differences over shared seeds; p is corrected (Holm) over all differences between "
+            "rows, or between columns:",
             "",
         ]
         lines += _markdown(
@@ -87,7 +88,7 @@ def markdown(grid: Grid) -> str:
 
 
 def to_csv(grid: Grid) -> str:
-    """A line for each cell that has a run."""
+    """A line per cell that has a run."""
     return _csv(
         COLUMNS,
         (
@@ -104,7 +105,7 @@ def to_csv(grid: Grid) -> str:
 
 
 def contrasts_csv(grid: Grid) -> str:
-    """A line for each difference between two rows of a column, or two columns of a row."""
+    """A line per difference between two rows of a column, or two columns of a row."""
     return _csv(
         DIFFERENCES,
         (
@@ -134,17 +135,17 @@ def latex(grid: Grid) -> str:
 
 
 def latex_notes(grid: Grid) -> str:
-    """To stand under the table: what its marks mean; '' where it has none."""
+    """What the table's marks mean, to be printed below it; '' if it has none."""
     cells = captions.cells(grid)
     return " ".join([
         *([r"$^{1}$ One seed, no interval."] if any(c.half is None for c in cells) else []),
-        *([rf"$^{{\dagger}}$ {captions.START}"] if any(c.untrained for c in cells) else []),
-        *(["In brackets: learning rate."] if rates_differ(grid) else []),
+        *([rf"$^{{\dagger}}$ {captions.UNTRAINED}"] if any(c.untrained for c in cells) else []),
+        *(["In parentheses: learning rate."] if rates_differ(grid) else []),
     ])  # fmt: skip
 
 
 def escape(text: str) -> str:
-    """Any text as LaTeX that prints it."""
+    """LaTeX that prints the text."""
     return text.translate(ESCAPES)
 
 
@@ -185,7 +186,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _plain(entry: object) -> object:
-    """Without the digits that are only noise of binary fractions."""
+    """Without digits that are only noise of binary fractions."""
     return f"{entry:.10g}" if isinstance(entry, float) else entry
 
 

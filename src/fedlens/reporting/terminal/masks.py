@@ -1,4 +1,4 @@
-"""Masks as tables in a terminal: where they come from, what they train, how much they share."""
+"""Masks as tables in a terminal: origin, density by layer and kind, overlap."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,39 +7,39 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-NONE = "—"  # a layer has no weights of that kind
+from fedlens.reporting.study.labels import NONE
 
-PROVENANCE = {  # a line of the page → the keys it tells, where they are there
+PROVENANCE = {  # a line of the page → the keys that it shows, if they exist
     "mask": ("rule", "density", "scope"),
-    "calibration": ("method", "rounds", "soft", "labels", "target", "passes"),
+    "calibration": ("method", "rounds", "shrink_factor", "labels", "target", "passes"),
     "examples": ("source", "examples", "clients", "of_clients", "voting"),
     "seed": ("seed",),
 }
 
 
 def mask_labels(provenances: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Rule and density if they tell all masks apart, else the names, which must."""
-    if all("rule" in told and "density" in told for told in provenances):
-        short = [f"{_words(told['rule'])} {100 * told['density']:.4g}%" for told in provenances]
+    """Rule and density if they distinguish all masks, else the names."""
+    if all("rule" in one and "density" in one for one in provenances):
+        short = [f"{_words(one['rule'])} {100 * one['density']:.4g}%" for one in provenances]
         if len(set(short)) == len(short):
             return short
     return list(names)
 
 
 def mask_page(record: Mapping[str, Any]) -> RenderableType:
-    """Of {"label", "path", "provenance"} and the record of densities: all one wants to know."""
+    """One mask, from {"label", "path", "provenance"} and the record of its densities."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("file", Text(record["path"], overflow="fold"))
     for line, keys in PROVENANCE.items():
-        if said := _said(line, keys, record["provenance"]):
-            facts.add_row(line, Text(said))
+        if text := _line(line, keys, record["provenance"]):
+            facts.add_row(line, Text(text))
     whole = record["all"]
     facts.add_row("trained", f"{whole['trained']:,} of {whole['total']:,} weights")
     return Group(Text(record["label"], style="bold"), facts, Text(), density_table(record))
 
 
 def density_table(record: Mapping[str, Any]) -> Table:
-    """Density in % by layer and kind, with totals over whole layers and whole kinds."""
+    """Density in % by layer and kind, with totals by layer and by kind."""
     kinds = list(record["kinds"])
     table = Table(box=None, pad_edge=False)
     table.add_column("density in %")
@@ -54,7 +54,7 @@ def density_table(record: Mapping[str, Any]) -> Table:
 
 
 def overlap_table(record: Mapping[str, Any]) -> Table:
-    """Jaccard of every two masks, and what two random masks of their densities would have."""
+    """Jaccard index of every two masks, and that of two random masks of their densities."""
     table = Table(box=None, pad_edge=False)
     table.add_column()
     table.add_column("Jaccard overlap", overflow="fold")
@@ -69,18 +69,18 @@ def overlap_table(record: Mapping[str, Any]) -> Table:
 
 
 def percent(tally: Mapping[str, Any]) -> str:
-    """Two decimals; what is trained a little is never shown as nothing."""
+    """Two decimals; a density above zero is never shown as zero."""
     if not tally["trained"]:
         return "0"
     return f"{100 * tally['density']:.2f}" if tally["density"] >= 5e-5 else "<0.01"
 
 
-def _said(line: str, keys: Sequence[str], told: Mapping[str, Any]) -> str:
+def _line(line: str, keys: Sequence[str], provenance: Mapping[str, Any]) -> str:
     """`rule least sensitive, density 0.1`: a key that is the line's own name is not repeated."""
-    found = {key: told[key] for key in keys if told.get(key) is not None}
+    values = {key: provenance[key] for key in keys if provenance.get(key) is not None}
     return ", ".join(
         _words(value) if key == line else f"{_words(key)} {_words(value)}"
-        for key, value in found.items()
+        for key, value in values.items()
     )
 
 
