@@ -15,7 +15,7 @@ from fedlens.runtime.stop import Interrupted
 
 __all__ = ["app", "main"]
 
-INTERRUPTED = 75  # EX_TEMPFAIL: run the resume command and it goes on
+INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes
 
 app = typer.Typer(
     help="Federated learning under the lens of task arithmetic.",
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(runs.app)  # without a name: its commands stand at the top
+app.add_typer(runs.app)  # without a name: its commands are at the top level
 app.add_typer(suites.app)
 app.add_typer(tune.app)
 app.add_typer(report.app)
@@ -37,7 +37,7 @@ app.add_typer(weights.app, name="weights")
 
 
 def main() -> None:
-    """Errors are one sentence and exit code 2; an interrupted run exits with 75."""
+    """Errors are one sentence and exit code 2; an interrupted command exits with 75."""
     console = Console(stderr=True)
     with logging_to(_progress_log(console)):
         try:
@@ -45,13 +45,13 @@ def main() -> None:
         except FedlensError as error:
             console.print(f"error: {error}", style="red", **PLAIN)
             sys.exit(2)
-        except Interrupted as stopped:
-            console.print(f"Stopped; {stopped}", **PLAIN)
+        except Interrupted as reason:
+            console.print(f"Stopped; {reason}", **PLAIN)
             sys.exit(INTERRUPTED)
 
 
 def _progress_log(console: Console) -> logging.Handler:
-    """Progress goes to stderr; errors are left to `main`, which says them once."""
+    """Log to stderr; `main` prints errors."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_level=False)

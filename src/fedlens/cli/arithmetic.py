@@ -1,24 +1,29 @@
-"""`fedlens arithmetic`: edit finished models with task vectors, choose on validation, test once."""
+"""`fedlens arithmetic`: edit trained models with task vectors, choose on validation, test once."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, answer, opened
-from fedlens.cli.numbers import grid, pairs, whole_numbers
-from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
-from fedlens.config.checks import MERGES
+from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, compute_or_load, load_run
+from fedlens.cli.numbers import assignment, grid, integers, pairs
+from fedlens.cli.shared import RUNS, Overrides, Root, RunName
 from fedlens.errors import FedlensError, suggest
+from fedlens.registry import merge_method
 from fedlens.runtime.stop import StopRequest
-from fedlens.store.analysis_records import Record, analysis_name, result_of, rounds_kept
+from fedlens.store.analysis_records import (
+    Record,
+    analysis_name,
+    require_kept_rounds,
+    require_result,
+)
 from fedlens.store.run_folder import RunFolder, find_run
 
 app = typer.Typer(
-    help="Edit finished models with task vectors: scale, compose, merge, forget.",
+    help="Edit trained models with task vectors: scale, compose, merge, forget.",
     no_args_is_help=True,
 )
 
-METHODS = ("average", *MERGES)
 BASES = ("pretrained", "ridge")
 
 
@@ -27,7 +32,7 @@ def alpha(
     which: RunName,
     overrides: Overrides = None,
     base: Annotated[
-        str, typer.Option(help="pretrained, ridge, or another run of the same model.")
+        str, typer.Option(help="`pretrained`, `ridge`, or another run with the same model.")
     ] = "pretrained",
     alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
@@ -35,30 +40,30 @@ def alpha(
 ) -> None:
     """W_base + α(W_run − W_base) over a grid of α, chosen on validation, tested once.
 
-    The base `pretrained` is what the run began from, its head as prepared.
+    The base `pretrained` is the model the run started from, with its head as fitted.
 
     Example: `fedlens arithmetic alpha fedavg --base centralized --alphas 0:2:0.1`
     """
     folder, points = find_run(which, root), grid(alphas)
     other = None if base in BASES else find_run(base, root)
-    told = {"base": base} if other is None else {"base": other.name, "of": _digest(other)}
+    settings = {"base": base} if other is None else {"base": other.name, "of": _digest(other)}
 
     def compute(name: str, stop: StopRequest) -> Record:
-        from fedlens.analyses.alpha import comparable, scale
-        from fedlens.analyses.loaded_run import ridge_headed
+        from fedlens.analyses.alpha import check_comparable, sweep_alpha
 
-        run = opened(folder, stop, overrides)
-        start, remarks = run.start, {}
+        run = load_run(folder, stop, overrides)
+        start, differences = run.start, {}
         if other:
-            from_there = opened(other, stop, overrides)
-            remarks = comparable(run, from_there)
-            start = from_there.tuned
+            base_run = load_run(other, stop, overrides)
+            differences = check_comparable(run, base_run)
+            start = base_run.tuned
         elif base == "ridge":
-            start = ridge_headed(run, stop)
-        return scale(run, start, told["base"], name, points, **remarks)
+            start = run.with_ridge_head()
+        return sweep_alpha(run, start, settings["base"], name, points, **differences)
 
-    words = ("alpha", told["base"], _span(points))
-    answer(folder, analysis_name(*words, **told, alphas=points), compute, figure)
+    words = ("alpha", settings["base"], _span(points))
+    name = analysis_name(*words, **settings, alphas=points)
+    compute_or_load(folder, name, compute, figure)
 
 
 @app.command()
@@ -70,92 +75,80 @@ def compose(
     figure: FigureFile = None,
     root: Root = RUNS,
 ) -> None:
-    """θ + α Σ c τ: what several runs learned, added, negated, scaled; measured as the first run is.
+    """θ + α Σ c τ: task vectors of several runs, added, negated, scaled; evaluated as the first.
 
     Example: `fedlens arithmetic compose first=1 second=-0.5`
     """
     named = [(find_run(word, root), factor) for word, factor in pairs(terms, "RUN=COEF")]
     coefficients = {folder.name: factor for folder, factor in named}
     if len(coefficients) < len(named):
-        raise FedlensError("A run is named twice: give each one coefficient.")
+        raise FedlensError("A run is named twice: give each run one coefficient.")
     first, points = named[0][0], grid(alphas)
     digests = {folder.name: _digest(folder) for folder, _ in named}
 
     def compute(name: str, stop: StopRequest) -> Record:
         from fedlens.analyses import alpha
 
-        runs = {folder.name: opened(folder, stop) for folder, _ in named}
+        runs = {folder.name: load_run(folder, stop) for folder, _ in named}
         return alpha.compose(runs[first.name], runs, coefficients, name, points)
 
     words = [f"{factor:g}_{name}" for name, factor in coefficients.items()]
     name = analysis_name("compose", *words, terms=coefficients, of=digests, alphas=points)
-    answer(first, name, compute, figure)
+    compute_or_load(first, name, compute, figure)
 
 
 @app.command()
 def merge(
     which: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="One with federated.keep_updates.")
+        str | None, typer.Argument(metavar="RUN", help="A run with federated.keep_updates.")
     ] = None,
     overrides: Overrides = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="One of the methods, or several; else all.")
+        list[str] | None, typer.Option(help="A merging method; repeatable. Default: all.")
     ] = None,
     scales: Scales = "0.1,0.3,1,2",
-    density: Annotated[
-        float, typer.Option(help="The share of entries kept: TIES, DARE, Breadcrumbs.")
-    ] = 0.2,
-    outliers: Annotated[
-        float, typer.Option(help="The share of the largest cut off: Breadcrumbs.")
-    ] = 0.01,
-    agreement: Annotated[int, typer.Option(help="Clients an entry needs: consensus.")] = 2,
-    threshold: Annotated[float, typer.Option(help="When a client counts: consensus.")] = 0.1,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A parameter of the methods, `density=0.1`, or of one, `ties.density=0.1`; "
+            "repeatable.",
+        ),
+    ] = None,
     number: Round = None,
     figure: FigureFile = None,
     list_all: Annotated[
-        bool, typer.Option("--list", help="Print the methods and their papers.")
+        bool, typer.Option("--list", help="Print the methods, their parameters and papers.")
     ] = False,
     root: Root = RUNS,
 ) -> None:
-    """Merge the client updates of a round anew, by every method, and test the best of them.
+    """Merge the client updates of a round by several methods, and test the best of them.
 
-    Task arithmetic sums where the others average: with ten clients its λ = 0.1 is the average's 1.
+    Task arithmetic sums, the others average: with ten clients its λ = 0.1 equals λ = 1 of average.
 
     Example: `fedlens arithmetic merge fedavg --method ties --method dare --scales 0.5,1,2`
     """
     if list_all:
-        from fedlens.arithmetic.merging import TABLE
-        from fedlens.reporting.terminal.analyses import methods_table
+        from fedlens.cli.rows import print_rows
 
-        out.print(methods_table({name: (row.about, row.paper) for name, row in TABLE.items()}))
+        print_rows("merge_method")
         return
     if which is None:
-        raise FedlensError("Merging needs a RUN, or --list.")
-    methods = list(dict.fromkeys(method or METHODS))
-    if unknown := [name for name in methods if name not in METHODS]:
-        raise FedlensError(
-            f"The merging method {unknown[0]} is unknown: {suggest(unknown[0], METHODS)}"
-        )
+        raise FedlensError("Name a RUN to merge the updates of, or use --list.")
+    methods = _merge_methods(method or merge_method.names, parameter or [])
     folder, points = find_run(which, root), grid(scales)
-    rounds_kept(folder)
-    kept: dict[str, Any] = {
-        "density": density,
-        "outliers": outliers,
-        "agreement": agreement,
-        "threshold": threshold,
-    }
+    require_kept_rounds(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
         from fedlens.analyses import client_algebra
-        from fedlens.arithmetic.merging import MergeSettings
 
-        settings = MergeSettings(**kept)
-        run = opened(folder, stop, overrides)
-        return client_algebra.merge(run, name, methods, points, settings, number)
+        run = load_run(folder, stop, overrides)
+        return client_algebra.merge(run, name, methods, points, number)
 
-    said = "all" if len(methods) == len(METHODS) else "+".join(methods)
-    asked = {"methods": methods, "scales": points, "round": number, **kept}
-    answer(folder, analysis_name("merge", said, *_of_round(number), **asked), compute, figure)
+    text = "all" if len(methods) == len(merge_method.names) else "+".join(methods)
+    settings = {"methods": methods, "scales": points, "round": number}
+    name = analysis_name("merge", text, *_round_words(number), **settings)
+    compute_or_load(folder, name, compute, figure)
 
 
 @app.command()
@@ -172,31 +165,31 @@ def clients(
 ) -> None:
     """Drop, negate or re-weight clients in the rounds whose updates were kept.
 
-    Target accuracy is of the classes these clients hold, control accuracy of all others.
+    Target accuracy is on the classes these clients hold, control accuracy on all others.
 
     Example: `fedlens arithmetic clients fedavg --drop 3,7 --weight 2=0.5`
     """
     folder = find_run(which, root)
-    rounds_kept(folder)
-    dropped, negated = whole_numbers(drop, "--drop"), whole_numbers(negate, "--negate")
-    factors = pairs(weight or [], "CLIENT=FACTOR")
-    weights = {whole_numbers(word, "--weight")[0]: factor for word, factor in factors}
-    if len(weights) < len(factors):
-        raise FedlensError("--weight names a client twice: give each one factor.")
+    require_kept_rounds(folder)
+    dropped, negated = integers(drop, "--drop"), integers(negate, "--negate")
+    weighted = pairs(weight or [], "CLIENT=FACTOR")
+    weights = {integers(word, "--weight")[0]: factor for word, factor in weighted}
+    if len(weights) < len(weighted):
+        raise FedlensError("--weight names a client twice: give each client one factor.")
 
     def compute(name: str, stop: StopRequest) -> Record:
         from fedlens.analyses.client_algebra import contributions, recombine
         from fedlens.arithmetic.forgetting import coefficients
 
-        run = opened(folder, stop, overrides)
-        told = contributions(run)
-        asked = coefficients(told.clients, drop=dropped, negate=negated, weights=weights)
-        return recombine(run, name, asked, told)
+        run = load_run(folder, stop, overrides)
+        contributed = contributions(run)
+        factors = coefficients(contributed.clients, drop=dropped, negate=negated, weights=weights)
+        return recombine(run, name, factors, contributed)
 
     edits = {"drop": dropped, "negate": negated, "weight": list(weights)}
     words = [f"{edit}{'+'.join(map(str, who))}" for edit, who in edits.items() if who]
-    asked = {"drop": sorted(dropped), "negate": sorted(negated), "weights": weights}
-    answer(folder, analysis_name("clients", *words, **asked), compute, figure)
+    settings = {"drop": sorted(dropped), "negate": sorted(negated), "weights": weights}
+    compute_or_load(folder, analysis_name("clients", *words, **settings), compute, figure)
 
 
 @app.command()
@@ -206,33 +199,35 @@ def forget(
     label: Annotated[int | None, typer.Option("--class", help="The class to forget.")] = None,
     client: Annotated[int | None, typer.Option(help="The client to forget.")] = None,
     scales: Scales = "0:3:0.25",
-    keep: Annotated[
-        float, typer.Option(help="The share of control accuracy that must be left.")
-    ] = 0.95,
+    keep: Annotated[float, typer.Option(help="The fraction of control accuracy to keep.")] = 0.95,
     figure: FigureFile = None,
     root: Root = RUNS,
 ) -> None:
-    """Subtract what a class or a client contributed, as far as all else allows; λ = 0 is included.
+    """Subtract the contribution of a class or a client, by the λ that keeps all other accuracy.
+
+    λ = 0, the model as trained, is always among the candidates.
 
     Example: `fedlens arithmetic forget fedavg --class 3 --keep 0.95`
     """
     if (label is None) == (client is None):
-        raise FedlensError("Say what to forget: either --class N or --client N.")
+        raise FedlensError("Choose what to forget: either --class N or --client N.")
     if not 0 <= keep <= 1:
-        raise FedlensError(f"--keep must lie in [0, 1], not {keep}: it is a share.")
+        raise FedlensError(f"--keep={keep} must be in [0, 1]: it is a fraction.")
     folder, points = find_run(which, root), sorted({0.0, *grid(scales)})
-    rounds_kept(folder)
+    require_kept_rounds(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
         from fedlens.analyses import client_algebra
 
-        run = opened(folder, stop, overrides)
-        told = client_algebra.contributions(run)
-        return client_algebra.forget(run, name, told, points, label=label, client=client, keep=keep)
+        run = load_run(folder, stop, overrides)
+        contributed = client_algebra.contributions(run)
+        return client_algebra.forget(
+            run, name, contributed, points, label=label, client=client, keep=keep
+        )
 
-    what = f"class{label}" if client is None else f"client{client}"
-    asked = {"label": label, "client": client, "scales": points, "keep": keep}
-    answer(folder, analysis_name("forget", what, **asked), compute, figure)
+    target = f"class{label}" if client is None else f"client{client}"
+    settings = {"label": label, "client": client, "scales": points, "keep": keep}
+    compute_or_load(folder, analysis_name("forget", target, **settings), compute, figure)
 
 
 @app.command()
@@ -240,22 +235,22 @@ def interference(
     which: RunName,
     overrides: Overrides = None,
     pair: Annotated[
-        str | None, typer.Option(help="Two clients, `3,7`; else the round's first two.")
+        str | None, typer.Option(help="Two clients, `3,7`; default: the first two of the round.")
     ] = None,
     alphas: Alphas = "0,0.5,1,1.5,2",
     number: Round = None,
     figure: FigureFile = None,
     root: Root = RUNS,
 ) -> None:
-    """How clients of a round interfere: cosines, sign conflict, and what two do to each other.
+    """How the clients of a round interfere: cosines, sign conflicts, disentanglement of a pair.
 
-    Measured on validation images alone.
+    Measured on validation images only.
 
     Example: `fedlens arithmetic interference fedavg --pair 3,7 --alphas 0:2:0.25`
     """
     folder, points = find_run(which, root), grid(alphas)
-    rounds_kept(folder)
-    both = whole_numbers(pair, "--pair")
+    require_kept_rounds(folder)
+    both = integers(pair, "--pair")
     if both and len(both) != 2:
         raise FedlensError("--pair takes two different clients, such as 3,7.")
 
@@ -263,22 +258,43 @@ def interference(
         from fedlens.analyses import interference
 
         two = (both[0], both[1]) if both else None
-        run = opened(folder, stop, overrides)
+        run = load_run(folder, stop, overrides)
         return interference.interference(run, name, points, pair=two, number=number)
 
-    words = [*(["+".join(map(str, both))] if both else []), *_of_round(number)]
-    asked = {"pair": both, "alphas": points, "round": number}
-    answer(folder, analysis_name("interference", *words, **asked), compute, figure)
+    words = [*(["+".join(map(str, both))] if both else []), *_round_words(number)]
+    settings = {"pair": both, "alphas": points, "round": number}
+    compute_or_load(folder, analysis_name("interference", *words, **settings), compute, figure)
+
+
+def _merge_methods(names: Sequence[str], words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each method's parameters, checked; without `scale`, which --scales sets."""
+    readable = {
+        name: [one.name for one in merge_method[name].parameters if one.name != "scale"]
+        for name in dict.fromkeys(names)
+    }
+    values: dict[str, dict[str, Any]] = {name: {} for name in readable}
+    for word in words:
+        key, value = assignment(word, "--parameter")
+        method, _, parameter = key.rpartition(".")
+        readers = [n for n in readable if parameter in readable[n] and method in ("", n)]
+        if not readers:
+            known = {one for parameters in readable.values() for one in parameters}
+            options = suggest(parameter, known) if known else "they have no parameters."
+            raise FedlensError(f"--parameter {key} is not read by {', '.join(readable)}: {options}")
+        for name in readers:
+            values[name][parameter] = value
+    checked = {name: merge_method[name].checked(values[name], name) for name in readable}
+    return {name: {key: checked[name][key] for key in keys} for name, keys in readable.items()}
 
 
 def _digest(folder: RunFolder) -> str:
-    """Which parameters another run brings: it may be made anew under its old name."""
-    return str(result_of(folder)["choice"]["parameters"])
+    """The parameters of another run: it may be repeated under the same name."""
+    return str(require_result(folder)["choice"]["parameters"])
 
 
 def _span(points: list[float]) -> str:
     return f"{points[0]:g}to{points[-1]:g}"
 
 
-def _of_round(number: int | None) -> list[str]:
+def _round_words(number: int | None) -> list[str]:
     return [] if number is None else [f"round{number}"]

@@ -1,49 +1,49 @@
-"""`fedlens data`: fetch, verify and describe datasets, and show how clients would share them."""
+"""`fedlens data`: fetch, verify and describe datasets, and show how they are partitioned."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from fedlens import registry
 from fedlens.cli.shared import Overrides, out
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError
+
+if TYPE_CHECKING:
+    from fedlens.data.images import Dataset
 
 app = typer.Typer(help="Fetch, verify and describe datasets.", no_args_is_help=True)
 
-DataName = Annotated[str, typer.Argument(help="cifar100 or synthetic.")]
+DataName = Annotated[
+    str, typer.Argument(metavar="DATASET", help="A name from `fedlens config rows dataset`.")
+]
 DataRoot = Annotated[
-    Path | None, typer.Option("--root", help="Else $FEDLENS_DATA, else the user cache.")
+    Path | None,
+    typer.Option("--root", help="The folder of its files; default: $FEDLENS_DATA, else the cache."),
 ]
 
 
 @app.command()
 def fetch(name: DataName = "cifar100", root: DataRoot = None) -> None:
-    """Download CIFAR-100, or draw the synthetic images, unless they are there."""
-    from fedlens.data import cifar100
-
-    if _dataset_name(name) == "cifar100":
-        out.print(f"cifar100 is complete in {cifar100.fetch(root)}")
-        return
-    from fedlens.data import synthetic
-
-    dataset = synthetic.dataset()
+    """Download or draw the images of a dataset unless they exist."""
+    dataset = _dataset(name, root)
     images = dataset.load_train()
-    out.print(f"synthetic: {len(images)} training images of {len(dataset.classes)} classes, cached")
+    out.print(
+        f"{name} is complete: {len(images)} training images of {len(dataset.classes)} classes"
+    )
 
 
 @app.command()
 def verify(name: DataName = "cifar100", root: DataRoot = None) -> None:
-    """Compare the files with the official checksums."""
-    if _dataset_name(name) == "synthetic":
-        raise FedlensError("synthetic images are drawn and checked whenever they are loaded.")
-    from fedlens.data import cifar100
-
-    states = cifar100.verify(root)
+    """Compare the files of a dataset with the official checksums."""
+    states = _dataset(name, root).verify()
     for file, state in states.items():
-        out.print(f"{state:8} {cifar100.locate(root) / cifar100.FOLDER / file}", soft_wrap=True)
-    if set(states.values()) != {"ok"}:
-        raise FedlensError("CIFAR-100 is not whole here: run `fedlens data fetch`.")
+        out.print(f"{state:8} {file}", soft_wrap=True)
+    if not states:
+        out.print(f"{name} has no files to verify: it is checked whenever it is loaded.")
+    elif set(states.values()) != {"ok"}:
+        raise FedlensError(f"{name} is not complete: run `fedlens data fetch {name}`.")
 
 
 @app.command()
@@ -54,7 +54,7 @@ def partition(
         Path | None, typer.Option(help="Draw it to this file (png, svg or pdf).")
     ] = None,
 ) -> None:
-    """Show how an experiment spreads its data over the clients, without running it.
+    """Show how an experiment partitions its data over the clients, without running it.
 
     Example: `fedlens data partition fedavg_noniid partition.classes_per_client=5 --figure p.png`
     """
@@ -62,12 +62,12 @@ def partition(
 
     config = compose(experiment, overrides or [])
     if config.federated.clients is None:
-        raise FedlensError(f"{experiment} has no clients: set federated.clients.")
-    from fedlens.experiments.local_data import partition_record
+        raise FedlensError(f"{experiment} is not federated: set federated.clients.")
+    from fedlens.experiments.local_data import partition_record, whole
     from fedlens.reporting.figures.partition import partition_figure
-    from fedlens.reporting.terminal.runs import partition_table
+    from fedlens.reporting.terminal.partition import partition_table
 
-    record = partition_record(config)
+    record = partition_record(config, whole(config).class_counts)
     out.print(partition_table(record))
     if figure:
         partition_figure(record, figure)
@@ -76,26 +76,20 @@ def partition(
 
 @app.command()
 def describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
-    """Say what a dataset holds; the test images stay unread."""
-    from fedlens.config.schema import DataConfig
-    from fedlens.experiments.local_data import dataset
-
-    found = dataset(DataConfig(name=_dataset_name(name), root=str(root) if root else None))
-    images = found.load_train()
+    """Describe a dataset; its test images are not read."""
+    dataset = _dataset(name, root)
+    images = dataset.load_train()
     counts = images.labels.bincount()
     table = Table.grid(padding=(0, 2))
-    table.add_row("name", found.name)
+    table.add_row("name", dataset.name)
     table.add_row("training images", f"{len(images)}, {tuple(images.pixels.shape[1:])} uint8")
     table.add_row("per class", f"{int(counts.min())} to {int(counts.max())}")
     table.add_row("test images", "sealed until a run's final evaluation")
-    table.add_row("digest", found.digest)
-    table.add_row("classes", f"{len(found.classes)}: {', '.join(found.classes)}")
+    table.add_row("digest", dataset.digest)
+    table.add_row("classes", f"{len(dataset.classes)}: {', '.join(dataset.classes)}")
     out.print(table)
 
 
-def _dataset_name(name: str) -> str:
-    from fedlens.config.checks import DATASETS
-
-    if name not in DATASETS:
-        raise FedlensError(f"There is no dataset '{name}': {suggest(name, DATASETS)}")
-    return name
+def _dataset(name: str, root: Path | None) -> "Dataset":
+    dataset: Dataset = registry.dataset[name].make(root)
+    return dataset

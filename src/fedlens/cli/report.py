@@ -1,5 +1,6 @@
-"""`fedlens report`: from records to a page, a paper, tables and figures; `fedlens records`: copies
-of them to publish. Loads no torch.
+"""`fedlens report` writes a page, a paper, tables and figures from records, without torch.
+
+`fedlens records` exports the records of runs, to publish them.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ app = typer.Typer()
 def report(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS...", help="Runs, or folders that hold runs, such as `runs`."),
+        typer.Argument(metavar="RUNS...", help="Runs, folders of runs, or archives of runs."),
     ],
     folder: Annotated[Path, typer.Option("--out", help="The report's folder.")] = Path("report"),
     about: Annotated[
@@ -27,8 +28,8 @@ def report(
 ) -> None:
     """Report on finished runs: an HTML page, a LaTeX paper, tables, figures and an audit.
 
-    Everything comes from the runs' records; nothing is trained or evaluated. The page is one file
-    that needs no network. An older report in the same folder is replaced.
+    Everything is computed from the runs' records; nothing is trained or evaluated. The page is one
+    file that works offline. An older report in the same folder is replaced.
 
     Example: `fedlens report runs --out report --about about.yaml --pdf`
     """
@@ -36,19 +37,17 @@ def report(
     from fedlens.reporting.study import about as details
     from fedlens.reporting.study.content import About
 
-    told = details.read(about) if about else About()
-    found = write(places, folder, told, pdf=pdf)
-    for check in found.audit:
+    authors = details.read(about) if about else About()
+    result = write(places, folder, authors, pdf=pdf)
+    for check in result.audit:
         if check.passed:
-            out.print(
-                f"[green]holds[/green]     {check.title} ({check.looked_at})", highlight=False
-            )
+            out.print(f"[green]holds[/green]     {check.title} ({check.scope})", highlight=False)
             continue
         out.print(f"[red]violated  {check.title}[/red]", highlight=False)
         for violation in check.violations:
             out.print(f"       {violation}", style="red", **PLAIN)
-    if found.unfinished:
-        out.print(f"{len(found.unfinished)} runs are not finished and are left out.", **PLAIN)
+    if result.unfinished:
+        out.print(f"{len(result.unfinished)} runs are not finished and are left out.", **PLAIN)
     if pdf:
         out.print(f"paper   {folder / 'report.pdf'}", **PLAIN)
     out.print(f"report  {folder / PAGE}", **PLAIN)
@@ -56,19 +55,20 @@ def report(
 
 @app.command()
 def records(
-    root: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder that holds runs.")],
-    folder: Annotated[Path, typer.Option("--out", help="Where to put them.")],
+    root: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs, or an archive.")],
+    archive: Annotated[Path, typer.Option("--out", help="The archive: NAME.tar.xz.")],
 ) -> None:
-    """Copy the records of finished runs, without checkpoints and logs: small enough to publish.
+    """Write the records of finished runs to one archive, without checkpoints and logs.
 
-    A copy is all that `fedlens report`, `ls` and `show` read, and the same command brings it up to
-    date.
+    `fedlens report`, `ls` and `show` read an archive like a folder of runs. Runs that the archive
+    already has are kept, and records of the same runs are updated.
 
-    Example: `fedlens records runs --out results/my_study`
+    Example: `fedlens records runs --out results/my_study.tar.xz`
     """
-    from fedlens.store.export import copy_records
+    from fedlens.store.export import write_records
 
-    copied, unfinished = copy_records(root, folder)
-    out.print(f"{len(copied)} runs copied to {folder}", **PLAIN)
-    if unfinished:
-        out.print(f"{len(unfinished)} runs are not finished and are left out.", **PLAIN)
+    export = write_records(root, archive)
+    kept = f", {len(export.kept)} kept from before" if export.kept else ""
+    out.print(f"{len(export.written)} runs written to {archive}{kept}", **PLAIN)
+    if export.unfinished:
+        out.print(f"{len(export.unfinished)} runs are not finished and are left out.", **PLAIN)

@@ -1,4 +1,4 @@
-"""`fedlens run`, `resume`, `ls`, `show` and `config`: make runs and look at them."""
+"""`fedlens run`, `resume`, `ls`, `show` and `config`: start runs and inspect them."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def run(
     ],
     overrides: Overrides = None,
 ) -> None:
-    """Run an experiment; the same command continues a run that was interrupted.
+    """Run an experiment; the same command resumes a run that was interrupted.
 
     Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
     """
@@ -26,31 +26,31 @@ def run(
     config = compose(experiment, overrides or [])
     from fedlens.experiments.run import start
 
-    finished(start(config))
+    print_finished(start(config))
 
 
 @app.command()
 def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> None:
-    """Continue an interrupted run from its folder; a finished one is left as it is.
+    """Resume an interrupted run; a finished run is not changed.
 
-    On another machine, say where things are: `fedlens resume RUN data.root=/content/data`
+    On another machine, set the paths: `fedlens resume RUN data.root=/content/data`
     """
     folder = find_run(which, root)
     if folder.result is not None:
         out.print(f"{folder.name} is finished: nothing to do.")
         return
-    from fedlens.experiments.run import resume as go_on
+    from fedlens.experiments.run import resume as resume_run
 
-    finished(go_on(folder, overrides))
+    print_finished(resume_run(folder, overrides))
 
 
 @app.command()
 def ls(root: Root = RUNS) -> None:
-    """List runs with their state and headline metrics."""
+    """List runs with their states and main metrics."""
     from fedlens.reporting.terminal.runs import runs_table
 
-    found = runs(root)
-    out.print(runs_table(found) if found else f"There are no runs in {root} yet.")
+    folders = runs(root)
+    out.print(runs_table(folders) if folders else f"There are no runs in {root} yet.")
 
 
 @app.command()
@@ -64,11 +64,26 @@ def show(which: RunName, root: Root = RUNS) -> None:
 @app.command()
 def config(
     experiment: Annotated[
-        str | None, typer.Argument(help="Print its config; without it, list all experiments.")
+        str | None,
+        typer.Argument(help="Print its config; without it, list all experiments; or `rows`."),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """List the experiments and what each costs, or print the composed config of one."""
+    """List the experiments and what each costs, or print the composed config of one.
+
+    `fedlens config rows` lists everything that can be chosen by name, such as aggregators, mask
+    rules and partitions; `fedlens config rows KIND` prints their parameters and papers.
+
+    Example: `fedlens config fedavg_noniid partition.classes_per_client=5`
+    """
+    if experiment == "rows":
+        from fedlens.cli.rows import print_kinds, print_rows
+
+        for kind in overrides or []:
+            print_rows(kind)
+        if not overrides:
+            print_kinds()
+        return
     from fedlens.config.compose import compose, documentation, experiments, to_yaml
 
     if experiment is None:
@@ -82,19 +97,19 @@ def config(
     print(to_yaml(composed), end="")
 
 
-def finished(folder: RunFolder) -> None:
+def print_finished(folder: RunFolder) -> None:
     from fedlens.reporting.terminal.runs import run_page
 
-    if folder.result is None:  # it is on the host of a SuperLink
+    if folder.result is None:  # it was submitted to a SuperLink and is stored there
         return
-    _draw(folder)
+    _draw_partition(folder)
     out.print(run_page(folder))
 
 
-def _draw(folder: RunFolder) -> None:
-    """The picture of who holds what, once, beside the record it is made from."""
-    picture = folder.path / "partition.png"
-    if (record := folder.partition) is not None and not picture.exists():
+def _draw_partition(folder: RunFolder) -> None:
+    """The figure of the partition, once, beside its record."""
+    figure = folder.path / "partition.png"
+    if (record := folder.partition) is not None and not figure.exists():
         from fedlens.reporting.figures.partition import partition_figure
 
-        partition_figure(record, picture)
+        partition_figure(record, figure)

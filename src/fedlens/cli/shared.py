@@ -1,4 +1,4 @@
-"""What every group of commands shares: where to print, and the arguments that mean the same."""
+"""The console and the arguments that all commands share."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from rich.console import Console
 
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
-# A pipe has no width of its own, and names are long.
+# A pipe has no width, and run names are long.
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
 Overrides = Annotated[
@@ -20,9 +20,9 @@ Overrides = Annotated[
     ),
 ]
 Root = Annotated[
-    Path, typer.Option("--runs", help="The folder that holds the runs.", show_default="runs")
+    Path, typer.Option("--runs", help="The folder of the runs, or an archive.", show_default="runs")
 ]
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Its folder, name, or part of its name.")
+    str, typer.Argument(metavar="RUN", help="The run's folder, name, or part of its name.")
 ]
 RUNS = Path("runs")

@@ -1,4 +1,4 @@
-"""`fedlens suite`: carry out a declared study, however often it is interrupted, and tabulate it."""
+"""`fedlens suite`: run a declared study, resume it after an interruption, and tabulate it."""
 
 import logging
 import shlex
@@ -8,29 +8,27 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.cli import arithmetic
 from fedlens.cli.shared import PLAIN, Overrides, out
-from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
-from fedlens.suites.eta import Outlook
-from fedlens.suites.launch import Outcome, Piece, in_turn
-from fedlens.suites.plan import Planned, estimates, once, outlook_of, planned, unfinished
-from fedlens.suites.progress import in_words, overall
-from fedlens.suites.slurm import executor, parameters, submitted
-from fedlens.suites.suite import find, only, suites
-from fedlens.suites.workers import Workers
+
+if TYPE_CHECKING:
+    from fedlens.config.schema import Config
+    from fedlens.suites.eta import Eta
+    from fedlens.suites.launch import Job, Outcome
+    from fedlens.suites.plan import PlannedRun
+
+    Launch = Callable[[Sequence[Job], Eta, StopRequest], Iterator[Outcome]]
 
 app = typer.Typer()
 log = logging.getLogger(__name__)
 
-UsageError: Any = typer.BadParameter.__base__  # typer may bring a click of its own
-
-Play = Callable[[Sequence[Piece], Outlook, StopRequest], Iterator[Outcome]]
+UsageError: Any = typer.BadParameter.__base__  # typer may bring its own click
 
 
 class Launcher(StrEnum):
@@ -41,94 +39,107 @@ class Launcher(StrEnum):
 
 @app.command()
 def suite(
-    which: Annotated[
+    name: Annotated[
         str | None,
         typer.Argument(metavar="[SUITE]", help="Its name, or a YAML file; without it, list all."),
     ] = None,
     overrides: Overrides = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many; else what the suite says.")
+        int | None, typer.Option(min=1, help="How many seeds; default: as the suite sets.")
     ] = None,
     only_: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="TEXT", help="Runs whose 'section / row / column' has it; repeatable."
+            "--only",
+            metavar="TEXT",
+            help="Only runs whose 'section / row / column' contains it; repeatable.",
         ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and an estimate of their time.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time: one here, all of them on SLURM.")
+        int | None,
+        typer.Option(min=1, help="Runs at a time; default: one on this machine, all on SLURM."),
     ] = None,
     launcher: Annotated[
-        Launcher, typer.Option(help="This machine, SLURM, or submitit's stand-in for it.")
+        Launcher, typer.Option(help="This machine, SLURM, or submitit's local emulation of it.")
     ] = Launcher.here,
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="For the jobs, as `partition=gpu`; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Job options, such as `partition=gpu`; repeatable."),
     ] = None,
 ) -> None:
-    """Carry out a study: what is finished is skipped, what was interrupted goes on.
+    """Run a study: finished runs are skipped, interrupted ones are resumed.
 
-    A run that fails does not stop the others; the end lists it with the command that repeats it.
+    A failed run does not stop the others; the command that repeats it is printed at the end.
 
     Example: `fedlens suite heterogeneity train=head augment=none backbone=vit_tiny --seeds 3`
 
-    A look ahead: `fedlens suite paper --dry-run`; on a cluster:
+    Estimate the time first: `fedlens suite paper --dry-run`. On a cluster:
     `fedlens suite paper --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1`
-    (there runs are jobs; analyses follow one by one in this process)
+    (runs are jobs there; analyses follow one by one in this process)
     """
-    if which is None:
+    from fedlens.suites.eta import Eta
+    from fedlens.suites.plan import eta_of, plan, unfinished, unique_runs
+    from fedlens.suites.suite import find, only, suites
+
+    if name is None:
         for entry in suites():
             out.print(f"[bold]{entry.name}[/bold]")
             out.print(entry.documentation + "\n", **PLAIN)
         return
     if slurm and launcher is Launcher.here:
-        raise FedlensError("--slurm is for jobs: say --launcher slurm too, or leave it out.")
-    runs = planned(only(find(which).cells(overrides or [], seeds=seeds), only_ or []))
+        raise FedlensError("--slurm sets options of jobs: add --launcher slurm, or leave it out.")
+    runs = plan(only(find(name).cells(overrides or [], seeds=seeds), only_ or []))
     for run in runs:
-        for words in run.cell.analyses:
-            _check(words)
+        for command in run.cell.analyses:
+            _check_analysis(command)
     todo = unfinished(runs)
     at_once = jobs or (max(1, len(todo)) if launcher is Launcher.slurm else 1)
     if dry_run:
-        _look_ahead(once(runs), at_once, apart=launcher is Launcher.slurm)
+        _print_estimate(unique_runs(runs), at_once, own_machines=launcher is Launcher.slurm)
         return
-    root, title = Path(runs[0].cell.config.run.root), f"suite {Path(which).stem}"
+    root, title = Path(runs[0].cell.config.run.root), f"suite {Path(name).stem}"
     for run in todo:
         if run.folder.failure:
-            log.warning("%s failed before and is tried again: %s", run.label, run.folder.failure)
-    with listening() as stop, _launching(launcher, at_once, root, slurm or []) as ways:
-        play, analyse = ways
+            log.warning("%s failed before and is run again: %s", run.label, run.folder.failure)
+    with (
+        listening() as stop,
+        _launchers(launcher, at_once, root, slurm or []) as (launch_runs, launch_analyses),
+    ):
         try:
-            pieces = [run.piece(_start) for run in todo]
-            failed = _played(title, play, pieces, outlook_of(todo, at_once=at_once), stop)
-            asked = _analyses(runs)
-            hands = at_once if launcher is Launcher.here else 1
-            later = Outlook({piece.label: 1.0 for piece in asked}, {}, at_once=hands)
-            failed += _played(f"{title}, analyses", analyse, asked, later, stop)
+            run_jobs = [run.job(_start) for run in todo]
+            failed = _carry_out(title, launch_runs, run_jobs, eta_of(todo, jobs=at_once), stop)
+            analysis_jobs = _analyses(runs)
+            processes = at_once if launcher is Launcher.here else 1
+            eta = Eta({job.label: 1.0 for job in analysis_jobs}, {}, jobs=processes)
+            failed += _carry_out(f"{title}, analyses", launch_analyses, analysis_jobs, eta, stop)
         except Interrupted as reason:
-            raise Interrupted(_farewell(launcher)) from reason
-    _tell(runs, failed)
+            raise Interrupted(_resume_hint(launcher)) from reason
+    _print_results(runs, failed)
     out.print(f"Next: fedlens report {root} --out report", **PLAIN)
     if failed:
-        raise FedlensError(f"{len(failed)} failed; what else there is to the study is whole.")
+        raise FedlensError(f"{len(failed)} failed (see above); all other runs have finished.")
 
 
 @contextmanager
-def _launching(
-    launcher: Launcher, at_once: int, root: Path, told: list[str]
-) -> Iterator[tuple[Play, Play]]:
+def _launchers(
+    launcher: Launcher, at_once: int, root: Path, options: list[str]
+) -> "Iterator[tuple[Launch, Launch]]":
     """How runs are carried out, and how analyses are."""
+    from fedlens.suites.launch import run_in_turn
+    from fedlens.suites.slurm import make_executor, parse_options, submit_all
+    from fedlens.suites.workers import Workers
+
     if launcher is Launcher.here and at_once == 1:
-        yield in_turn, in_turn
+        yield run_in_turn, run_in_turn
     elif launcher is Launcher.here:
         with Workers(at_once, threads=_threads(at_once)) as workers:
-            yield workers.play, workers.play
+            yield workers.run, workers.run
     else:
-        through = executor(launcher, root / "slurm", parameters(told))
-        yield partial(submitted, through=through, at_once=at_once), in_turn
+        executor = make_executor(launcher, root / "slurm", parse_options(options))
+        yield partial(submit_all, executor=executor, at_once=at_once), run_in_turn
 
 
 def _threads(at_once: int) -> int:
@@ -137,45 +148,49 @@ def _threads(at_once: int) -> int:
     return max(1, available() // at_once)
 
 
-def _played(
-    title: str, play: Play, pieces: Sequence[Piece], outlook: Outlook, stop: StopRequest
-) -> list[Outcome]:
-    """Those that failed, when all have been tried."""
+def _carry_out(
+    title: str, launch: "Launch", jobs: "Sequence[Job]", eta: "Eta", stop: StopRequest
+) -> "list[Outcome]":
+    """Launch all jobs and return the failed ones."""
+    from fedlens.suites.progress import suite_progress, time_left_text
+
     failed: list[Outcome] = []
-    if not pieces:
+    if not jobs:
         return failed
-    with overall(title, outlook):
-        for outcome in play(pieces, outlook, stop):
-            far = f"{outlook.finished} of {len(pieces)}, {in_words(outlook.left())}"
+    with suite_progress(title, eta):
+        for outcome in launch(jobs, eta, stop):
+            state = f"{eta.finished} of {len(jobs)}, {time_left_text(eta.seconds_left())}"
             if outcome.failure:
                 failed.append(outcome)
-                log.warning("failed: %s: %s (%s)", outcome.piece.label, outcome.failure, far)
+                log.warning("failed: %s: %s (%s)", outcome.job.label, outcome.failure, state)
             else:
-                log.info("finished: %s (%s)", outcome.piece.label, far)
+                log.info("finished: %s (%s)", outcome.job.label, state)
     return failed
 
 
-def _start(config: Config) -> None:
+def _start(config: "Config") -> None:
     from fedlens.experiments.run import start
 
     start(config)
 
 
-def _analyses(runs: Sequence[Planned]) -> list[Piece]:
-    """What is asked of the runs that are finished, once even where several cells ask it."""
-    found: dict[tuple[str, ...], Piece] = {}
+def _analyses(runs: "Sequence[PlannedRun]") -> "list[Job]":
+    """The analyses of finished runs, without duplicates where several cells request one."""
+    from fedlens.suites.launch import Job
+
+    jobs: dict[tuple[str, ...], Job] = {}
     for run in runs:
-        for asked in run.cell.analyses if run.folder.result is not None else []:
-            name, *options = shlex.split(asked)
+        for command in run.cell.analyses if run.folder.result is not None else []:
+            name, *options = shlex.split(command)
             words = [name, str(run.folder.path), *options]
-            label = f"{asked}: {run.label}"
-            piece = Piece(label, ["arithmetic", *words], partial(_analyse, words), run.folder)
-            found.setdefault(tuple(words), piece)
-    return list(found.values())
+            label = f"{command}: {run.label}"
+            job = Job(label, ["arithmetic", *words], partial(_analyse, words), run.folder)
+            jobs.setdefault(tuple(words), job)
+    return list(jobs.values())
 
 
 def _analyse(words: list[str]) -> None:
-    """As by `fedlens arithmetic`; the record is what counts here, not the page."""
+    """As `fedlens arithmetic`, without printing."""
     before, out.quiet = out.quiet, True
     try:
         typer.main.get_command(arithmetic.app).main(words, standalone_mode=False)
@@ -183,31 +198,32 @@ def _analyse(words: list[str]) -> None:
         out.quiet = before
 
 
-def _check(asked: str) -> None:
-    """Refuses words `fedlens arithmetic` would refuse, before anything is trained."""
+def _check_analysis(command: str) -> None:
+    """Refuse a command that `fedlens arithmetic` would refuse, before anything is trained."""
     group = typer.main.get_command(arithmetic.app)
     assert isinstance(group, typer.core.TyperGroup)
-    name, *options = shlex.split(asked)
+    name, *options = shlex.split(command)
     if name not in group.commands:
-        raise FedlensError(f"There is no analysis '{name}': {suggest(name, group.commands)}")
+        raise FedlensError(f"'{name}' is not a known analysis: {suggest(name, group.commands)}")
     try:
         group.commands[name].make_context(name, ["RUN", *options])
     except UsageError as error:
-        raise FedlensError(f"The analysis '{asked}' is refused: {error}") from error
+        raise FedlensError(f"The analysis '{command}' is not valid: {error}") from error
 
 
-def _look_ahead(runs: Sequence[Planned], at_once: int, *, apart: bool) -> None:
-    """`apart`: each job has a machine's threads to itself."""
-    from fedlens.reporting.terminal.runs import plan_table
+def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, *, own_machines: bool) -> None:
+    """`own_machines`: each job has all threads of a machine."""
+    from fedlens.reporting.terminal.suites import plan_table
     from fedlens.runtime.threads import limited_threads
-    from fedlens.suites.probe import pace
+    from fedlens.suites.plan import estimates
+    from fedlens.suites.probe import seconds_per_image
 
-    def timed(config: Config, tasks: Collection[str]) -> dict[str, float]:
-        with limited_threads(config.threads or _threads(1 if apart else at_once)):
-            return pace(config, tasks)
+    def probe(config: "Config", tasks: Collection[str]) -> dict[str, float]:
+        with limited_threads(config.threads or _threads(1 if own_machines else at_once)):
+            return seconds_per_image(config, tasks)
 
     todo = [run for run in runs if run.folder.result is None]
-    seconds = dict(zip([run.label for run in todo], estimates(todo, timed), strict=True))
+    seconds = dict(zip([run.label for run in todo], estimates(todo, probe), strict=True))
     out.print(
         plan_table(
             [
@@ -219,26 +235,26 @@ def _look_ahead(runs: Sequence[Planned], at_once: int, *, apart: bool) -> None:
     total = max([sum(seconds.values()) / at_once, *seconds.values()], default=0.0)
     out.print(
         f"{len(todo)} of {len(runs)} runs to do: about {total / 60:.1f} min with {at_once} at a "
-        "time. An estimate, from a few timed steps of each kind, as if nothing were in the cache; "
-        "analyses come on top.",
+        "time. This estimate is based on a few timed steps of each kind and an empty cache; "
+        "analyses are not included.",
         **PLAIN,
     )
 
 
-def _tell(runs: Sequence[Planned], failed: Sequence[Outcome]) -> None:
-    from fedlens.reporting.terminal.runs import suite_table
+def _print_results(runs: "Sequence[PlannedRun]", failed: "Sequence[Outcome]") -> None:
+    from fedlens.reporting.terminal.suites import suite_table
 
     for section in dict.fromkeys(run.cell.section for run in runs):
         table = suite_table([(r.cell, r.folder) for r in runs if r.cell.section == section])
         out.print(table)
         out.print()
     for outcome in failed:
-        out.print(f"failed: {outcome.piece.label}: {outcome.failure}", style="red", **PLAIN)
-        out.print(f"  again: {shlex.join(['fedlens', *outcome.piece.words])}", **PLAIN)
+        out.print(f"failed: {outcome.job.label}: {outcome.failure}", style="red", **PLAIN)
+        out.print(f"  repeat: {shlex.join(['fedlens', *outcome.job.arguments])}", **PLAIN)
 
 
-def _farewell(launcher: Launcher) -> str:
+def _resume_hint(launcher: Launcher) -> str:
     command = shlex.join(["fedlens", *sys.argv[1:]])
     if launcher is Launcher.slurm:
-        return f"the jobs that were submitted go on; watch them with the same command: {command}"
-    return f"go on with the same command: {command}"
+        return f"submitted jobs continue; run the same command again to watch them: {command}"
+    return f"run the same command again to resume: {command}"

@@ -1,4 +1,4 @@
-"""`fedlens tune`: search hyper-parameters on validation, and leave an experiment one can run."""
+"""`fedlens tune`: search hyper-parameters on validation and write the best as an experiment."""
 
 import shlex
 import sys
@@ -26,76 +26,81 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="KEY=SPACE",
-            help="Search this too: `log:1e-4:1`, `float:0:0.1`, `int:1:8`, or values such as "
-            "`cosine,linear`. May be given several times.",
+            help="Also search this key, in `log:1e-4:1`, `float:0:0.1`, `int:1:8`, or values such "
+            "as `cosine,linear`; repeatable.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the search's folder; else made from what is asked.")
+        str | None,
+        typer.Option(help="The name of the search's folder; default: a hash of its settings."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the suggestions, not of the runs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the search, not of the runs.")] = 0,
     pruner: Annotated[
-        str, typer.Option(help="`median` stops what falls behind the trials before; or `none`.")
+        str, typer.Option(help="`median` stops trials below the median of earlier ones; or `none`.")
     ] = "median",
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="MIN", min=0.001, help="Stop after so many minutes; goes on later."),
+        typer.Option(
+            metavar="MIN", min=0.001, help="Stop after so many minutes; the same command resumes."
+        ),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--runs", help="The folder that holds the runs.", show_default="runs"),
+        typer.Option("--runs", help="The folder that contains the runs.", show_default="runs"),
     ] = None,
 ) -> None:
     """Search for the best hyper-parameters of an experiment, on validation images only.
 
-    Searched are `train.lr`, `train.weight_decay` and `train.schedule.name`, but for those that a
-    `key=value` fixes, and whatever `--search` names. No trial opens the test split. The same
-    command continues a search that was interrupted; more `--trials` extend one.
+    It searches `train.lr`, `train.optimizer.weight_decay` and `train.schedule.name`, except those
+    that a `key=value` sets, and all keys of `--search`. No trial opens the test split. The same
+    command resumes an interrupted search; more `--trials` extend one.
 
-    Example: `fedlens tune sparse_fedavg train.weight_decay=0 --search sparse.density=0.05,0.1,0.2
-    --trials 30`
+    Example: `fedlens tune sparse_fedavg train.optimizer.weight_decay=0
+    --search sparse.density=0.05,0.1,0.2 --trials 30`
 
-    Below `runs/tune/NAME/` it leaves `best.yaml`, which `fedlens run` takes, `trials.csv` and
-    `trials.json` with all trials, and figures of the search.
+    The folder `runs/tune/NAME/` then holds `best.yaml`, an experiment for `fedlens run`,
+    `trials.csv` and `trials.json` with all trials, and figures of the search.
     """
     from fedlens.config.compose import compose, word
     from fedlens.tuning.space import space
 
     if name is not None and (Path(name).name != name or name.startswith(".")):
-        raise FedlensError(f"--name {name} must be one plain folder name.")
-    told = [*(overrides or []), *([f"run.root={word(str(root))}"] if root else [])]
-    config = compose(experiment, told)
+        raise FedlensError(f"--name {name} must be a folder name without slashes.")
+    words = [*(overrides or []), *([f"run.root={word(str(root))}"] if root else [])]
+    config = compose(experiment, words)
     if config.run.name:
-        raise FedlensError("A search names its runs itself: use --name for the search.")
-    dimensions = space(config, told, search or [])
+        raise FedlensError(
+            "A search names its runs itself: leave run.name out, or use --name for the search."
+        )
+    dimensions = space(config, words, search or [])
     from fedlens.reporting.figures.search import draw
     from fedlens.tuning.search import PRUNERS, Search
     from fedlens.tuning.trial_records import best_trial, percent
-    from fedlens.tuning.tune import search as go
+    from fedlens.tuning.tune import run_search
 
     if pruner not in PRUNERS:
         raise FedlensError(f"--pruner {pruner} is unknown: {suggest(pruner, PRUNERS)}")
-    asked = Search(config, dimensions, seed, pruner, name)
+    settings = Search(config, dimensions, seed, pruner, name)
     for dimension in dimensions:
         out.print(f"searching {dimension.key} in {dimension}", **PLAIN)
     from fedlens.experiments.run import start
 
     command = shlex.join(["fedlens", *sys.argv[1:]])
-    record = go(asked, trials=trials, start=start, minutes=timeout, command=command)
+    record = run_search(settings, trials=trials, start=start, minutes=timeout, command=command)
     chosen, states = best_trial(record), [trial["state"] for trial in record["trials"]]
     if chosen is None:
         raise FedlensError(
-            f"No trial of {record['name']} came to an end ({states.count('failed')} failed): see "
-            f"{asked.folder / 'trials.csv'}, and search elsewhere."
+            f"No trial of {record['name']} was completed ({states.count('failed')} failed): read "
+            f"{settings.folder / 'trials.csv'}, and change the search space."
         )
-    draw(record, asked.folder)
+    draw(record, settings.folder)
     out.print(
         f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} "
-        f"failed. The best, number {chosen['number']}, has {percent(chosen['value'])} on "
-        "validation, with:",
+        f"failed. The best is trial {chosen['number']}: validation accuracy "
+        f"{percent(chosen['value'])}, with",
         **PLAIN,
     )
     for key, value in chosen["params"].items():
         out.print(f"  {key}={value}", **PLAIN)
-    out.print(f"figures and all trials: {asked.folder}", **PLAIN)
-    out.print(f"its test accuracy: fedlens run {asked.folder / 'best.yaml'}", **PLAIN)
+    out.print(f"figures and all trials: {settings.folder}", **PLAIN)
+    out.print(f"test it with: fedlens run {settings.folder / 'best.yaml'}", **PLAIN)

@@ -16,12 +16,12 @@ Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `
 
 @app.command("list")
 def list_all() -> None:
-    """The backbones, and the files their weights may lie in."""
+    """List the backbones and the files of their weights."""
     from fedlens.models.backbones import TABLE
 
     table = Table("backbone", "patch", "px", "files", "paper", box=None)
     for row in TABLE.values():
-        files = ", ".join(row.files) or "pretrained here, on first use"
+        files = ", ".join(row.files) or "pretrained on this machine, on first use"
         table.add_row(row.name, str(row.patch), str(row.resolution), files, row.paper)
     table.add_row("timm:<any name>", "", "", "downloaded by timm's name", "")
     out.print(table)
@@ -29,7 +29,7 @@ def list_all() -> None:
 
 @app.command()
 def fetch(backbone: Backbone) -> None:
-    """Download a backbone's weights unless they are there, and say where they are."""
+    """Download the weights of a backbone unless they exist, and print their path."""
     from fedlens.config.schema import BackboneConfig
     from fedlens.experiments.build import weights_file
 
@@ -39,15 +39,17 @@ def fetch(backbone: Backbone) -> None:
 @app.command()
 def verify(
     backbone: Backbone,
-    file: Annotated[Path | None, typer.Option(help="Another file than the one found.")] = None,
-    sha256: Annotated[str | None, typer.Option(help="The hash it should have.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A file; default: where `fetch` puts it.")
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="The expected hash.")] = None,
 ) -> None:
-    """Check that a file fits the backbone, key by key, and print its hash."""
+    """Check that a file has the parameters of the backbone, and print its hash."""
     from fedlens.config.schema import BackboneConfig
     from fedlens.experiments.build import weights_file
     from fedlens.models import backbones, weights
 
-    wanted = BackboneConfig(name=backbone, weights=str(file) if file else None)
-    path = weights_file(wanted, StopRequest())
+    config = BackboneConfig(name=backbone, weights=str(file) if file else None)
+    path = weights_file(config, StopRequest())
     loaded = weights.verify(backbones.find(backbone), path, expected_sha256=sha256)
     out.print(f"ok       {loaded.path}\nsha256   {loaded.sha256}", soft_wrap=True)
