@@ -1,5 +1,5 @@
-# The environment, uv and its cache live in .venv; runs go to runs/. What can be computed again (the
-# embedded world, features) goes to the user's cache folder, or to FEDLENS_CACHE.
+# The environment, uv and its cache are in .venv; runs go to runs/. What can be computed again (the
+# synthetic benchmark, features) goes to the user's cache folder, or to FEDLENS_CACHE.
 PYTHON ?= python3
 UV := uv==0.12.24
 BIN := .venv/bin
@@ -13,13 +13,13 @@ JOBS ?= 2
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-quickstart: $(READY) ## Set up, then the whole study in small on the embedded world, and a report of it (offline, minutes).
+quickstart: $(READY) ## Set up, run a small version of the study on the synthetic benchmark, and make its report (offline, minutes).
 	$(BIN)/fedlens suite quick --jobs 2
 	$(BIN)/fedlens report runs --out report
 	@echo
 	@echo "Next:  $(BIN)/fedlens suite                   all suites, what each costs and answers"
 	@echo "       $(BIN)/fedlens config                  all experiments, their cost and what to expect"
-	@echo "       $(BIN)/fedlens suite quick --seeds 3   another seed: only what is new is run"
+	@echo "       $(BIN)/fedlens suite quick --seeds 3   another seed: only new runs are started"
 	@echo "       make test                            the whole test suite"
 	@echo
 	@echo "The report: $(CURDIR)/report/index.html"
@@ -32,7 +32,7 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$(UV)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	@# Compiled once here, where the user may forbid Python to do so: else every process compiles torch's Python anew.
+	@# Compile once here, even if the user tells Python not to: otherwise every process compiles torch's Python again.
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import fedlens.notebook, fedlens.experiments.run, fedlens.reporting.report'
 	@touch $@
 
