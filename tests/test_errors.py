@@ -8,5 +8,5 @@ def test_the_nearest_option_is_suggested() -> None:
 def test_options_are_listed_and_of_many_the_first() -> None:
     assert suggest("x", ["seed", "lr"]) == "choose from lr, seed."
     many = [f"option {number:02}" for number in range(LISTED + 5)]
-    said = suggest("x", many)
-    assert said.endswith(f"option {LISTED - 1:02} and 5 more.")
+    message = suggest("x", many)
+    assert message.endswith(f"option {LISTED - 1:02} and 5 more.")

@@ -90,7 +90,7 @@ class Maker:
         return "it"
 
     def ask(self) -> str:
-        return files.once(self.entry, find=self.find, make=self.make)
+        return files.make_once(self.entry, find=self.find, make=self.make)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def being_made(entry: Path) -> Iterator[None]:
         return "theirs"
 
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(files.once, entry, find=lambda: None, make=make)
+        theirs = pool.submit(files.make_once, entry, find=lambda: None, make=make)
         begun.wait()
         try:
             yield
@@ -148,7 +148,7 @@ def test_who_waits_may_give_up_and_the_maker_goes_on(tmp_path: Path) -> None:
     with being_made(maker.entry):
         start = time.monotonic()
         with pytest.raises(InterruptedError):
-            files.once(maker.entry, find=maker.find, make=maker.make, check=stop)
+            files.make_once(maker.entry, find=maker.find, make=maker.make, check=stop)
         assert time.monotonic() - start < 2
     assert maker.made == 0
     assert maker.ask() == "it"  # who gave up holds nothing
@@ -157,7 +157,7 @@ def test_who_waits_may_give_up_and_the_maker_goes_on(tmp_path: Path) -> None:
 def test_a_maker_that_fails_leaves_it_to_the_next(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "kind" / "it")
     with pytest.raises(ZeroDivisionError):
-        files.once(maker.entry, find=maker.find, make=lambda: str(1 // 0))
+        files.make_once(maker.entry, find=maker.find, make=lambda: str(1 // 0))
     assert maker.ask() == "it"
 
 
@@ -175,7 +175,7 @@ def make():
         print("begun", flush=True)
         time.sleep(60)
 
-files.once(Path({str(entry)!r}), find=lambda: None, make=make)
+files.make_once(Path({str(entry)!r}), find=lambda: None, make=make)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

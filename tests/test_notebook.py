@@ -11,7 +11,7 @@ from IPython.display import Image
 from fedlens import notebook
 from fedlens.errors import FedlensError
 from fedlens.notebook import curves, fedlens, home
-from tests.reporting.worlds import write_run
+from tests.reporting.run_records import write_run
 
 
 def test_runs_are_kept_beside_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_on_colab_they_are_kept_on_the_drive(
 
 def test_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FedlensError, match="Unknown experiment") as raised:
+    with pytest.raises(FedlensError, match="is not a known experiment") as raised:
         fedlens("run centralised")
     assert raised.value.__suppress_context__
 
@@ -52,5 +52,5 @@ def test_curves_of_runs_by_a_part_of_their_name(tmp_path: Path) -> None:
     write_run(tmp_path, name="one_run")
     write_run(tmp_path, name="another", seed=1)
     assert isinstance(curves("one", root=tmp_path), Image)
-    with pytest.raises(FedlensError, match="called like nothing_like_it"):
+    with pytest.raises(FedlensError, match="nothing_like_it in its name"):
         curves("nothing_like_it", root=tmp_path)

@@ -32,7 +32,7 @@ def test_digest_takes_scalars_empty_tensors_and_views() -> None:
 def test_mismatch_names_what_differs() -> None:
     expected = {"a": torch.zeros(2), "b": torch.zeros(3)}
     assert params.mismatch(expected, {"a": torch.ones(2), "b": torch.ones(3)}) is None
-    said = params.mismatch(expected, {"a": torch.zeros(5), "c": torch.zeros(3)})
-    assert said == "missing b; unexpected c; a has shape (5,) instead of (2,)"
+    message = params.mismatch(expected, {"a": torch.zeros(5), "c": torch.zeros(3)})
+    assert message == "missing b; unexpected c; a has shape (5,) instead of (2,)"
     many = {f"p{i}": torch.zeros(1) for i in range(9)}
     assert params.mismatch(many, {}) == "missing p0, p1, p2 and 6 more"

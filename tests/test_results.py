@@ -14,8 +14,9 @@ from fedlens.config.schema import Config
 from fedlens.reporting import assemble
 from fedlens.reporting.study import runs as study_runs
 from fedlens.reporting.study.content import About, Grid
+from fedlens.store.archive import extracted
 from fedlens.store.run_folder import runs
-from fedlens.suites.launch import folder_of
+from fedlens.suites.plan import folder_of
 from fedlens.suites.suite import find, only
 
 ROOT = Path(__file__).parents[1]
@@ -28,24 +29,27 @@ Method = tuple[Any, ...]
 
 def method(config: dict[str, Any]) -> Method:
     """What has a learning rate of its own: a way of training on a partition."""
-    told, sparse = config["partition"], config["sparse"]
+    partition, sparse = config["partition"], config["sparse"]
     federated = config["federated"]["clients"] is not None
     return (
-        config["train"]["what"],
+        config["train"]["trainable"],
         config["head"]["name"],
-        sparse["density"] and sparse["rule"],
-        federated and (told["name"], told["name"] == "classes" and told["classes_per_client"]),
+        sparse["density"] and sparse["rule"]["name"],
+        federated and (partition["name"], partition.get("classes_per_client")),
     )
 
 
 def averages(algorithm: dict[str, Any]) -> bool:
-    return (algorithm["name"], algorithm["server_lr"]) == ("fedavg", 1.0)
+    """Whether it is FedAvg as it is."""
+    chosen = [algorithm[key]["name"] for key in ("sampling", "aggregator", "server")]
+    plain = not algorithm["scaffold"] and not algorithm["proximal"]
+    return plain and chosen == ["uniform", "mean", "sgd"] and algorithm["server"]["lr"] == 1.0
 
 
 def tuned() -> dict[Method, dict[float, float]]:
     """Method → learning rate → validation accuracy at the end of its trial."""
     found: dict[Method, dict[float, float]] = {}
-    for run in runs(STUDY / "tuning"):
+    for run in runs(STUDY / "tuning.tar.xz"):
         config = yaml.safe_load(run.config.read_text())
         if not averages(config["algorithm"]) or config["sparse"]["source"] != "validation":
             continue  # an idea, tried at a learning rate found here
@@ -61,7 +65,7 @@ def studied() -> list[Config]:
         for cell in find("cifar100_cpu").cells(seeds=1)
         if averages(asdict(cell.config.algorithm))
         and not cell.section.startswith("sweeps")
-        and not (cell.config.train.what == "head" and cell.config.head.freeze)
+        and not (cell.config.train.trainable == "head" and cell.config.head.freeze)
     ]
 
 
@@ -74,25 +78,26 @@ def test_every_learning_rate_of_the_study_is_the_best_on_validation_of_its_trial
 
 
 def test_no_trial_opened_the_test_split() -> None:
-    for run in runs(STUDY / "tuning"):
+    for run in runs(STUDY / "tuning.tar.xz"):
         assert "test" not in (run.result or {})
 
 
 def test_the_study_s_runs_are_those_of_its_suite() -> None:
     names = {folder_of(cell.config).name for cell in find("cifar100_cpu").cells()}
-    assert {run.name for run in runs(STUDY / "runs")} == names
+    assert {run.name for run in runs(STUDY / "runs.tar.xz")} == names
 
 
 def test_the_audit_of_the_study_holds() -> None:
-    report = assemble.content(study_runs.read([STUDY / "runs"]), About())
+    report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
     assert report.audit
     assert all(check.passed for check in report.audit)
 
 
 def test_records_name_no_place_of_a_machine() -> None:
-    for path in STUDY.rglob("*"):
-        if path.is_file():
-            assert not re.search(r"/(home|root|tmp|work)/", path.read_text()), path
+    for archive in STUDY.glob("*.tar.xz"):
+        for path in extracted(archive).rglob("*"):
+            if path.is_file():
+                assert not re.search(r"/(home|root|tmp|work)/", path.read_text()), path
 
 
 def numbers(grid: Grid) -> Iterator[float]:
@@ -104,7 +109,7 @@ def numbers(grid: Grid) -> Iterator[float]:
 
 
 def test_every_number_of_the_answers_is_in_the_report() -> None:
-    report = assemble.content(study_runs.read([STUDY / "runs"]), About())
+    report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
     grids = (grid for chapter in report.chapters for grid in chapter.grids)
     known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
     said = set(re.findall(r"\b\d+\.\d\d\b", ANSWERS))
@@ -115,7 +120,10 @@ def test_every_number_of_the_answers_is_in_the_report() -> None:
 def test_the_table_of_ideas_is_what_trials_ended_with() -> None:
     page = (ROOT / "results/README.md").read_text()
     told = page.partition("Ideas for Nc=1")[2].partition("###")[0]
-    found = [*runs(STUDY / "tuning"), *runs(STUDY / "runs")]  # FedAvg itself is of the study
+    found = [
+        *runs(STUDY / "tuning.tar.xz"),
+        *runs(STUDY / "runs.tar.xz"),
+    ]  # FedAvg itself is of the study
     ends = [run.journal("metrics").read() for run in found]
     known = {f"{100 * end[-1]['validation']['top1']:.2f}" for end in ends if end}
     said = set(re.findall(r"\b\d+\.\d\d\b", told))
@@ -140,11 +148,13 @@ def script(name: str) -> ModuleType:
 
 
 def test_the_headline_table_is_what_the_records_say() -> None:
-    assert script("headline").headline([STUDY / "runs"]) in README
+    assert script("headline").headline([STUDY / "runs.tar.xz"]) in README
 
 
 def test_the_cosines_of_the_answers_are_those_of_the_records() -> None:
-    known = {f"{value:.4f}" for value in script("interference").cosines([STUDY / "runs"]).values()}
+    known = {
+        f"{value:.4f}" for value in script("interference").cosines([STUDY / "runs.tar.xz"]).values()
+    }
     said = set(re.findall(r"\b0\.\d{4}\b", ANSWERS))
     assert len(said) == 4
     assert said <= known

@@ -6,11 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens import params
-from fedlens.arithmetic.merging import TABLE, MergeSettings, merge
+from fedlens.arithmetic.merging import merge
 from fedlens.errors import FedlensError
+from fedlens.params import Params
+from fedlens.registry import merge_method
 from fedlens.rng import Stream
 
 STREAM = Stream(0, (7,))
+METHODS = merge_method.names
 Vectors = list[dict[str, torch.Tensor]]
 
 
@@ -25,9 +28,10 @@ def cohort(count: int, seed: int = 0) -> Vectors:
 
 
 def merged(method: str, vectors: Any, weights: Any = None, ids: Any = None, **keys: Any) -> Any:
-    count = len(vectors)
-    settings, weights = MergeSettings(**keys), weights or [1.0] * count
-    return merge(method, vectors, weights, settings, STREAM, ids or range(count))
+    """With those of the parameters that the method has."""
+    own = {one.name for one in merge_method[method].parameters} if method in METHODS else keys
+    keys = {key: value for key, value in keys.items() if key in own}
+    return merge(vectors, method, weights=weights, stream=STREAM, ids=ids, **keys)
 
 
 def row(method: str, *vectors: list[float], weights: Any = None, **keys: Any) -> list[float]:
@@ -138,9 +142,22 @@ def test_consensus_masks_measure_against_the_weighted_sum() -> None:
 
 def test_consensus_drops_what_many_clients_have_in_common() -> None:
     """Each of n equal vectors is active where 1 ≥ 0.4·(n − 1): three are, four are not."""
-    assert row("consensus", *[[1.0]] * 3) == [1.0]
-    assert row("consensus", *[[1.0]] * 4) == [0.0]
+    assert row("consensus", *[[1.0]] * 3, threshold=0.4) == [1.0]
+    assert row("consensus", *[[1.0]] * 4, threshold=0.4) == [0.0]
     assert row("consensus", *[[1.0]] * 4, threshold=0.3) == [1.0]
+
+
+@given(st.integers(1, 40), st.integers(0, 999))
+def test_consensus_keeps_equal_vectors_by_default_however_many(count: int, seed: int) -> None:
+    vector = torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    found = merge([{"w": vector}] * count, "consensus")["w"]
+    torch.testing.assert_close(found, vector.double())
+
+
+def test_the_default_threshold_of_consensus_is_0_4_at_most() -> None:
+    vectors = [{"w": torch.randn(99, generator=torch.Generator().manual_seed(s))} for s in (0, 1)]
+    expected = merge(vectors, "consensus", threshold=0.4)
+    assert params.digest(merge(vectors, "consensus")) == params.digest(expected)
 
 
 def test_dare_keeps_a_share_and_rescales_it() -> None:
@@ -167,7 +184,7 @@ def test_a_draw_belongs_to_the_client_the_tensor_and_the_stream() -> None:
     def kept(client: int, stream: Stream = STREAM, among: int = 1) -> tuple[torch.Tensor, ...]:
         vectors = [ones, *[params.zeros_like(ones)] * (among - 1)]
         ids = [client, *range(100, 99 + among)]
-        found = merge("dare", vectors, [1] * among, MergeSettings(density=0.5), stream, ids)
+        found = merge(vectors, "dare", density=0.5, stream=stream, ids=ids)
         return found["a"] != 0, found["b"] != 0
 
     a, b = kept(3)
@@ -178,7 +195,7 @@ def test_a_draw_belongs_to_the_client_the_tensor_and_the_stream() -> None:
     assert torch.equal(a, kept(3, among=3)[0])
 
 
-@pytest.mark.parametrize("method", TABLE)
+@pytest.mark.parametrize("method", METHODS)
 @given(vectors=cohorts, seed=st.integers(0, 99))
 def test_the_order_of_clients_does_not_matter_at_all(
     method: str, vectors: Vectors, seed: int
@@ -197,7 +214,7 @@ def test_the_order_of_clients_does_not_matter_at_all(
     )
 
 
-@pytest.mark.parametrize("method", TABLE)
+@pytest.mark.parametrize("method", METHODS)
 @given(vectors=cohorts)
 def test_names_and_shapes_stay_and_inputs_are_not_touched(method: str, vectors: Vectors) -> None:
     before = [params.digest(vector) for vector in vectors]
@@ -208,7 +225,7 @@ def test_names_and_shapes_stay_and_inputs_are_not_touched(method: str, vectors: 
     assert [params.digest(vector) for vector in vectors] == before
 
 
-@pytest.mark.parametrize("method", TABLE)
+@pytest.mark.parametrize("method", METHODS)
 @given(vectors=cohorts)
 def test_a_vector_alone_and_whole_comes_back(method: str, vectors: Vectors) -> None:
     found = merged(method, vectors[:1], [17], density=1.0, outliers=0.0)
@@ -241,22 +258,22 @@ def test_ties_is_what_its_words_say_entry_by_entry(vectors: Vectors, density: fl
                 assert got == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("method", TABLE)
+@pytest.mark.parametrize("method", METHODS)
 def test_vectors_of_zeros_merge_to_zeros(method: str) -> None:
     assert row(method, [0.0, 0.0], [0.0, 0.0]) == [0.0, 0.0]
     assert row(method, [0.0, 0.0], weights=[2.0]) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("method", TABLE)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_client_of_weight_zero_adds_nothing(method: str) -> None:
     found = row(method, [2.0, 0.0], [5.0, 3.0], weights=[1, 0], density=1.0, agreement=1)
     assert found == pytest.approx([4.0 if method == "task_arithmetic" else 2.0, 0.0])
 
 
-@pytest.mark.parametrize("method", TABLE)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_row_names_its_paper(method: str) -> None:
-    assert "https://arxiv.org/abs/" in TABLE[method].paper
-    assert TABLE[method].about
+    assert "https://arxiv.org/abs/" in merge_method[method].paper
+    assert merge_method[method].doc
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
@@ -265,11 +282,11 @@ def test_what_cannot_be_merged_is_refused() -> None:
         merged("tie", [one])
     with pytest.raises(ValueError, match="w has shape"):
         merged("average", [one, two])
-    with pytest.raises(ValueError, match="an id of its own"):
+    with pytest.raises(ValueError, match="one weight and id for each"):
         merged("average", [one, one], ids=[3, 3])
-    with pytest.raises(ValueError, match="an id of its own"):
+    with pytest.raises(ValueError, match="one weight and id for each"):
         merged("average", [one, one], [1.0])
-    with pytest.raises(ValueError, match="one must exist"):
+    with pytest.raises(ValueError, match="at least one vector"):
         merged("average", [])
     for weights in ([1.0, -0.5], [0.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]):
         with pytest.raises(ValueError, match="weights must be finite"):
@@ -277,8 +294,56 @@ def test_what_cannot_be_merged_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{"density": 0.0}, {"density": 1.5}, {"outliers": 1.0}, {"agreement": 0}]
+    ("method", "keys"),
+    [
+        ("ties", {"density": 0.0}),
+        ("dare", {"density": 1.5}),
+        ("breadcrumbs", {"outliers": 1.0}),
+        ("consensus", {"agreement": 0}),
+        ("consensus", {"threshold": -1.0}),
+        ("average", {"scale": 0.0}),
+        ("average", {"density": 0.5}),
+    ],
 )
-def test_settings_out_of_range_are_refused_by_name(keys: dict[str, Any]) -> None:
+def test_a_parameter_out_of_range_or_of_another_method_is_refused_by_name(
+    method: str, keys: dict[str, Any]
+) -> None:
     with pytest.raises(FedlensError, match=next(iter(keys))):
-        MergeSettings(**keys)
+        merge(cohort(2), method, **keys)
+
+
+def test_without_weights_and_ids_vectors_count_alike_and_seeds_differ() -> None:
+    vectors = cohort(3)
+    expected = merge(vectors, "dare", weights=[5, 5, 5], ids=[0, 1, 2], stream=Stream(4, ()))
+    assert params.digest(merge(vectors, "dare", seed=4)) == params.digest(expected)
+    assert params.digest(merge(vectors, "dare", seed=5)) != params.digest(expected)
+
+
+def test_a_function_is_a_method_and_its_weights_have_mean_1() -> None:
+    def heaviest(vectors: list[Params], weights: list[float], *, power: int = 1) -> Params:
+        assert sum(weights) == len(weights)
+        best = max(range(len(vectors)), key=weights.__getitem__)
+        return {name: value**power for name, value in vectors[best].items()}
+
+    vectors = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}]
+    found = merge(vectors, heaviest, weights=[1, 7], power=2, scale=0.5)
+    assert found["w"].tolist() == [4.5]
+    assert found["w"].dtype == torch.float64
+    with pytest.raises(FedlensError, match="does not fit the vectors: missing w"):
+        merge(vectors, lambda vectors, weights: {})
+
+
+def test_a_method_from_outside_is_a_row_with_checked_parameters() -> None:
+    @merge_method(label="first", random=True)
+    def first_of_all(vectors: Any, weights: Any, draws: Any, *, flip: float = 0.0) -> Params:
+        assert draws[0]("w").initial_seed() == STREAM.draw("merge", 3, "w").initial_seed()
+        return {name: value * (1 - 2 * flip) for name, value in vectors[0].items()}
+
+    try:
+        vectors = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}]
+        found = merge(vectors, "first_of_all", flip=1, scale=2.0, stream=STREAM, ids=[8, 3])
+        assert found["w"].tolist() == [-4.0]
+        with pytest.raises(FedlensError, match="must be float"):
+            merge(vectors, "first_of_all", flip="yes")
+    finally:
+        del merge_method.added["first_of_all"]

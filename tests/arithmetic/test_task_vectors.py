@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedlens import params
 from fedlens.arithmetic import task_vectors as tv
+from fedlens.errors import FedlensError
 
 singles = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -122,3 +123,40 @@ def test_maps_that_do_not_match_are_refused(call: Callable[..., object]) -> None
         call(one(1.0), one(1.0, 2.0))
     with pytest.raises(ValueError, match="missing w; unexpected v"):
         call(one(1.0), {"v": torch.ones(1)})
+
+
+def network(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+
+
+def test_a_module_may_stand_on_either_side() -> None:
+    base, tuned = network(0), network(1)
+    maps = [dict(model.named_parameters()) for model in (base, tuned)]
+    expected = params.digest(tv.task_vector(*maps))
+    for pair in ((base, tuned), (base, maps[1]), (maps[0], tuned)):
+        assert params.digest(tv.task_vector(*pair)) == expected
+    some = {"0.bias": maps[1]["0.bias"]}
+    assert set(tv.task_vector(base, some)) == {"0.bias"}
+    assert set(tv.task_vector(some, base)) == {"0.bias"}
+    assert "1.running_mean" in tv.task_vector(base, tuned.state_dict())
+    with pytest.raises(FedlensError, match=r"no parameter 2\.weight"):
+        tv.task_vector(base, {"2.weight": torch.zeros(1)})
+
+
+def test_a_vector_is_applied_in_place_and_its_negation_takes_it_back() -> None:
+    base, tuned = network(0), network(1)
+    start = {name: value.data_ptr() for name, value in base.named_parameters()}
+    before, vector = params.digest(base.state_dict()), tv.task_vector(base, tuned)
+    tv.apply_task_vector(base, vector)
+    assert params.digest(base.state_dict()) == params.digest(tuned.state_dict())
+    tv.apply_task_vector(base, vector, scale=-1.0)
+    assert params.digest(base.state_dict()) == before
+    assert {name: value.data_ptr() for name, value in base.named_parameters()} == start
+    assert all(value.requires_grad for value in base.parameters())
+    tv.apply_task_vector(base, {"0.bias": torch.ones(4)}, scale=2.0)
+    untouched = dict(network(0).named_parameters())
+    assert torch.equal(base[0].bias, untouched["0.bias"] + 2)
+    assert torch.equal(base[0].weight, untouched["0.weight"])
+    with pytest.raises(FedlensError, match="no parameter w"):
+        tv.apply_task_vector(base, {"w": torch.ones(1)})

@@ -64,9 +64,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("offline")
 def test_an_archive_put_there_by_hand_is_enough(tiny: Path) -> None:
     assert cifar100.verify(tiny) == dict.fromkeys(NAMES, "missing")
-    data = cifar100.dataset(tiny)
-    assert cifar100.verify(tiny) == dict.fromkeys(NAMES, "ok")
+    data = cifar100.cifar100(tiny)
     assert data.classes == ("apple", "bee", "can", "dog")
+    assert cifar100.verify(tiny) == dict.fromkeys(NAMES, "ok")
     train, test = data.load_train(), data.load_test()
     assert (len(train), len(test)) == (4, 2)
     assert train.labels.tolist() == [3, 1, 0, 2]
@@ -87,8 +87,9 @@ def test_the_test_file_is_not_unpickled_before_it_is_asked_for(
         return load(stream, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pickle, "load", spy)
-    data = cifar100.dataset(tiny)
+    data = cifar100.cifar100(tiny)
     data.load_train()
+    assert data.classes
     assert set(opened) == {"train", "meta"}
     data.load_test()
     assert "test" in opened
@@ -112,8 +113,9 @@ def test_a_corrupt_file_is_named_and_kept(tiny: Path, name: str) -> None:
     path = tiny / cifar100.FOLDER / name
     path.write_bytes(b"mine")
     assert cifar100.verify(tiny)[name] == "corrupt"
+    assert cifar100.cifar100(tiny).verify()[path] == "corrupt"
     with pytest.raises(FedlensError) as error:
-        cifar100.dataset(tiny)
+        cifar100.cifar100(tiny).load_train()
     assert str(path) in one_sentence(error)
     assert path.read_bytes() == b"mine"
 
@@ -121,7 +123,7 @@ def test_a_corrupt_file_is_named_and_kept(tiny: Path, name: str) -> None:
 def test_a_corrupt_archive_is_named_and_kept(tiny: Path) -> None:
     (tiny / cifar100.ARCHIVE).write_bytes(b"half")
     with pytest.raises(FedlensError) as error:
-        cifar100.dataset(tiny)
+        cifar100.cifar100(tiny).load_train()
     assert cifar100.ARCHIVE in one_sentence(error)
     assert (tiny / cifar100.ARCHIVE).read_bytes() == b"half"
 
@@ -129,12 +131,10 @@ def test_a_corrupt_archive_is_named_and_kept(tiny: Path) -> None:
 @pytest.mark.usefixtures("offline")
 def test_without_a_network_one_sentence_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FedlensError) as error:
-        cifar100.dataset(tmp_path)
+        cifar100.cifar100(tmp_path).load_train()
     text = one_sentence(error)
     for hint in (str(tmp_path), cifar100.FOLDER, cifar100.ARCHIVE, "data fetch", "data=synthetic"):
         assert hint in text
-    with pytest.raises(FedlensError, match="downloading is off"):
-        cifar100.dataset(tmp_path, download=False)
     assert not list(tmp_path.rglob("*.gz"))
 
 
@@ -158,14 +158,14 @@ def server(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("server")
 def test_what_is_missing_is_downloaded_on_first_use(tiny: Path) -> None:
-    assert len(cifar100.dataset(tiny).load_train()) == 4
+    assert len(cifar100.cifar100(tiny).load_train()) == 4
     assert [path.name for path in tiny.iterdir()] == [cifar100.FOLDER]
 
 
 def test_a_download_with_another_md5_is_not_kept(tiny: Path, server: Path) -> None:
     (server / cifar100.ARCHIVE).write_bytes(b"something else")
     with pytest.raises(FedlensError) as error:
-        cifar100.dataset(tiny)
+        cifar100.cifar100(tiny).load_train()
     assert "corrupted" in one_sentence(error)
     assert set(cifar100.verify(tiny).values()) == {"missing"}
     assert [path.name for path in tiny.iterdir()] == [cifar100.FOLDER]
@@ -182,11 +182,18 @@ def test_root_is_the_argument_then_the_environment_then_the_cache(
     assert cifar100.locate() == tmp_path / "cache" / "data"
 
 
+@pytest.mark.usefixtures("offline")
+def test_nothing_is_fetched_before_something_is_loaded(tmp_path: Path) -> None:
+    states = cifar100.cifar100(tmp_path / "nowhere").verify()
+    assert set(states.values()) == {"missing"}
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_the_real_files() -> None:
     if "FEDLENS_DATA" not in os.environ or "missing" in cifar100.verify().values():
         pytest.skip("FEDLENS_DATA names no folder with cifar-100-python")
     assert set(cifar100.verify().values()) == {"ok"}
-    data = cifar100.dataset(download=False)
+    data = cifar100.cifar100()
     assert data.name == "cifar100"
     assert len(data.classes) == 100
     assert data.classes[:2] == ("apple", "aquarium_fish")

@@ -1,3 +1,6 @@
+import doctest
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,10 +8,25 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedlens import rng
-from fedlens.data.examples import FeatureExamples, ImageExamples, Pipeline, in_order, shuffled
-from fedlens.data.images import Examples, Images
-from fedlens.data.resize import resize, weights
-from fedlens.data.transforms import Augmentation, crop_and_flip
+from fedlens.data import examples as module
+from fedlens.data.examples import (
+    Examples,
+    FeatureExamples,
+    ImageExamples,
+    TensorExamples,
+    as_examples,
+    in_order,
+    shuffled,
+)
+from fedlens.data.images import Images
+from fedlens.data.transforms import (
+    Augmentation,
+    Pipeline,
+    crop_and_flip,
+    resize,
+    resize_weights,
+)
+from fedlens.errors import FedlensError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 EVERYTHING = Augmentation(crop_padding=4, flip=True, colour_jitter=0.4, randaugment=2)
@@ -82,7 +100,7 @@ def test_resize_is_torchs_antialiased_bicubic(resolution: int) -> None:
         found = resize(images, resolution)
         torch.testing.assert_close(found, expected.float(), atol=tolerance, rtol=0)
     ones = torch.ones(resolution)
-    torch.testing.assert_close(weights(32, resolution, images.device).sum(1), ones)
+    torch.testing.assert_close(resize_weights(32, resolution, images.device).sum(1), ones)
 
 
 def test_resize_of_images_that_are_not_square() -> None:
@@ -203,3 +221,51 @@ def test_order_is_addressed() -> None:
 
     assert order(1) == order(1)
     assert order(1) != order(2)
+
+
+def test_tensor_examples_are_taken_as_they_are() -> None:
+    inputs = torch.arange(24, dtype=torch.uint8).view(4, 2, 3)
+    examples: Examples = TensorExamples(inputs, torch.arange(4))
+    found = examples.batch(torch.tensor([3, 1]), rng.generator(0, "augment"))
+    assert found.dtype == torch.uint8
+    assert torch.equal(found, inputs[[3, 1]])
+    moved = FeatureExamples(torch.rand(4, 2), torch.arange(4)).to(torch.device("cpu"))
+    assert isinstance(moved, FeatureExamples)
+
+
+def test_as_examples_of_tensors_arrays_datasets_and_examples() -> None:
+    inputs, labels = torch.rand(4, 2), torch.tensor([1, 0, 1, 2])
+    pairs = [(x, int(y)) for x, y in zip(inputs, labels, strict=True)]
+    forms = [
+        (inputs, labels),
+        (inputs.numpy(), labels.numpy().astype("uint8")),
+        (inputs, labels.tolist()),
+        torch.utils.data.TensorDataset(inputs, labels),
+        pairs,
+        tuple(pairs),
+    ]
+    for form in forms:
+        examples = as_examples(form)  # type: ignore[arg-type]
+        assert examples.labels.dtype == torch.int64
+        assert torch.equal(examples.labels, labels)
+        assert torch.equal(examples.batch(torch.arange(4)), inputs)
+        assert as_examples(examples) is examples
+    assert len(as_examples((pairs[0], pairs[1]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ((torch.rand(4, 2), [0, 1]), "as many labels as inputs"),
+        (torch.rand(4, 2), "it has no labels): give (inputs, labels)"),
+        ([(torch.rand(2), 0), (torch.rand(3), 1)], "tensors of one shape"),
+        (7, "data of type int cannot be used"),
+    ],
+)
+def test_other_data_are_refused_in_a_sentence(data: object, sentence: str) -> None:
+    with pytest.raises(FedlensError, match=re.escape(sentence)):
+        as_examples(data)  # type: ignore[arg-type]
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(module, raise_on_error=True).attempted > 0

@@ -174,7 +174,7 @@ def test_the_cache_folder_is_the_default(
 
 
 def test_a_second_builder_waits_and_then_reads(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PATIENCE", 30)  # it is let in before it would help
+    monkeypatch.setattr(files, "POLL_S", 30)  # it is let in before it would help
     builders = [Counting(), Counting()]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(get, builders))
@@ -186,7 +186,7 @@ def test_who_waits_makes_chunks_that_are_missing(
     examples: FeatureExamples, get: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of five chunks the builder is kept in its first until the other has made the rest."""
-    monkeypatch.setattr(files, "PATIENCE", 0.01)
+    monkeypatch.setattr(files, "POLL_S", 0.01)
     begun, helped = Event(), Event()
 
     class Kept(Counting):

@@ -1,3 +1,4 @@
+import doctest
 import json
 import math
 import re
@@ -14,9 +15,10 @@ from scipy.optimize import linprog
 
 from fedlens.data import class_assignment
 from fedlens.data import partition as module
-from fedlens.data.partition import TABLE, Partition, partition
+from fedlens.data.partition import Partition, partition
 from fedlens.data.partition_statistics import histogram, statistics
 from fedlens.errors import FedlensError
+from fedlens.registry import partitioner
 
 modest = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 99)
@@ -29,9 +31,12 @@ def labelled(counts: list[int]) -> torch.Tensor:
     return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
 
 
-def dealt(labels: torch.Tensor, clients: int, name: str, seed: int = 0, **keys: Any) -> Partition:
-    settings: dict[str, Any] = {"classes_per_client": 1, "alpha": 0.3, "sigma": 1.0, "min_size": 1}
-    return partition(labels, clients, name=name, seed=seed, **settings | keys)
+def split(labels: torch.Tensor, clients: int, by: str, seed: int = 0, **keys: Any) -> Partition:
+    """With those of `keys` that this partition reads, and small values of its other parameters."""
+    small = {"classes_per_client": 1, "min_size": 1} | keys
+    known = {one.name for one in partitioner[by].parameters}
+    parameters = {key: value for key, value in small.items() if key in known}
+    return partition(labels, clients=clients, by=by, seed=seed, **parameters)
 
 
 def held(labels: torch.Tensor, made: Partition) -> torch.Tensor:
@@ -79,7 +84,7 @@ def test_iid_is_even_in_sizes_and_in_every_class(
     labels = labelled(counts)
     if clients > len(labels):
         return
-    found = held(labels, dealt(labels, clients, "iid", seed))
+    found = held(labels, split(labels, clients, "iid", seed))
     assert found.sum(1).max() - found.sum(1).min() <= 1
     assert (found.max(0).values - found.min(0).values).max() <= 1
 
@@ -102,10 +107,10 @@ def test_classes_holds_what_it_says(
     labels = labelled(counts)
     if not possible(counts, clients, wanted):
         with pytest.raises(FedlensError) as refused:
-            dealt(labels, clients, "classes", classes_per_client=wanted)
+            split(labels, clients, "classes", classes_per_client=wanted)
         _check_advice(str(refused.value), labels, counts, clients, wanted)
         return
-    found = held(labels, dealt(labels, clients, "classes", seed, classes_per_client=wanted))
+    found = held(labels, split(labels, clients, "classes", seed, classes_per_client=wanted))
     assert ((found > 0).sum(1) == wanted).all()
     owners = (found > 0).sum(0)
     present = torch.tensor(counts)[: len(owners)]
@@ -138,17 +143,17 @@ def _check_advice(
     """The nearest that is possible is named, for each of the two keys, and only if there is one."""
     advice = message.rpartition(": choose ")[2]
     if clients > len(labels):
-        assert advice == f"{len(labels)} or fewer."
+        assert advice == f"clients={len(labels)} or fewer."
         return
     for key, options, now in (
         (
-            "partition.classes_per_client",
+            "classes_per_client",
             [n for n in range(1, 8) if possible(counts, clients, n)],
             wanted,
         ),
-        ("federated.clients", [k for k in range(1, 99) if possible(counts, k, wanted)], clients),
+        ("clients", [k for k in range(1, 99) if possible(counts, k, wanted)], clients),
     ):
-        named = re.search(rf"{key}=(\d+)", advice)
+        named = re.search(rf"\b{key}=(\d+)", advice)
         assert (named is not None) == bool(options)
         if named:
             assert int(named[1]) in options
@@ -170,7 +175,7 @@ def test_no_split_of_the_same_ownership_is_more_level(
     np.put_along_axis(owns, owned, True, axis=1)
     counts = np.bincount(owned.ravel(), amounts.ravel(), minlength=5).astype(np.int64)
 
-    class_assignment._level(owned, amounts)
+    class_assignment._equalise(owned, amounts)
 
     assert amounts.min() >= 1
     assert np.array_equal(np.bincount(owned.ravel(), amounts.ravel(), minlength=5), counts)
@@ -182,13 +187,13 @@ def test_level_by_hand() -> None:
     have one of their own: 2 can get no more than 2 of the 3, the other 14 split as 7 and 7."""
     owned = np.array([[0, 2], [0, 1], [1, 3]])
     amounts = np.array([[1, 1], [11, 2], [1, 1]])
-    class_assignment._level(owned, amounts)
+    class_assignment._equalise(owned, amounts)
     assert amounts.tolist() == [[6, 1], [6, 1], [2, 1]]
 
 
 def test_one_class_for_each_of_a_hundred_clients() -> None:
     labels = torch.arange(100).repeat(7)
-    found = held(labels, dealt(labels, 100, "classes"))
+    found = held(labels, split(labels, 100, "classes"))
     assert ((found == 7).sum(0) == 1).all()
     assert ((found > 0).sum(1) == 1).all()
 
@@ -196,7 +201,7 @@ def test_one_class_for_each_of_a_hundred_clients() -> None:
 @pytest.mark.parametrize(("clients", "wanted"), [(100, 50), (100, 5), (60, 3), (7, 33)])
 def test_balanced_data_gives_balanced_owners_and_sizes(clients: int, wanted: int) -> None:
     labels = torch.arange(100).repeat(450)
-    made = dealt(labels, clients, "classes", classes_per_client=wanted)
+    made = split(labels, clients, "classes", classes_per_client=wanted)
     owners = (histogram(made, labels, 100) > 0).sum(0)
     assert owners.max() - owners.min() <= 1
     assert made.sizes.max() - made.sizes.min() <= 1
@@ -205,14 +210,14 @@ def test_balanced_data_gives_balanced_owners_and_sizes(clients: int, wanted: int
 def test_owners_share_a_class_evenly_where_sizes_allow() -> None:
     """A client with ten classes learns from ten, not from one and a sample each of nine."""
     labels = torch.arange(100).repeat(450)
-    found = histogram(dealt(labels, 100, "classes", classes_per_client=10), labels, 100)
+    found = histogram(split(labels, 100, "classes", classes_per_client=10), labels, 100)
     assert (found[found > 0] == 45).all()
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", partitioner.names)
 def test_ten_thousand_clients(name: str) -> None:
     labels = torch.arange(100).repeat(500)
-    made = dealt(labels, 10_000, name, classes_per_client=5, min_size=2)
+    made = split(labels, 10_000, name, classes_per_client=5, min_size=2)
     assert len(made) == 10_000
     assert made.sizes.min() >= 2
     assert torch.equal(made.order.sort().values, torch.arange(50_000))
@@ -232,7 +237,7 @@ def test_dirichlet_always_ends_with_everyone_served(
     labels = labelled(counts)
     if clients * least > len(labels):
         return
-    made = dealt(labels, clients, "dirichlet", seed, alpha=alpha, min_size=least)
+    made = split(labels, clients, "dirichlet", seed, alpha=alpha, min_size=least)
     assert held(labels, made).sum(1).min() >= least
 
 
@@ -240,7 +245,7 @@ def test_dirichlet_always_ends_with_everyone_served(
 def test_dirichlet_laws_have_the_moments_of_theirs(alpha: float) -> None:
     """E p = 1/K, Var p = (1/K)(1 − 1/K)/(Kα + 1)."""
     draw = torch.Generator().manual_seed(0)
-    laws = torch.stack([module._dirichlet_law(4, alpha, draw) for _ in range(4000)])
+    laws = torch.stack([module._dirichlet_proportions(4, alpha, draw) for _ in range(4000)])
     assert torch.allclose(laws.sum(1), torch.ones(4000, dtype=torch.float64))
     assert laws.mean(0) == pytest.approx(torch.full((4,), 0.25), abs=0.03)
     assert laws.var(0) == pytest.approx(torch.full((4,), 0.1875 / (4 * alpha + 1)), rel=0.1)
@@ -249,7 +254,7 @@ def test_dirichlet_laws_have_the_moments_of_theirs(alpha: float) -> None:
 def test_a_larger_alpha_is_closer_to_iid() -> None:
     labels = torch.arange(10).repeat(500)
     distances = [
-        statistics(histogram(dealt(labels, 20, "dirichlet", alpha=alpha), labels, 10))["summary"]
+        statistics(histogram(split(labels, 20, "dirichlet", alpha=alpha), labels, 10))["summary"]
         for alpha in (0.01, 0.1, 1.0, 10.0, 1000.0)
     ]
     means = [found["emd"]["mean"] for found in distances]
@@ -272,7 +277,7 @@ def test_quantity_serves_everyone(
     labels = labelled(counts)
     if clients * least > len(labels):
         return
-    sizes = held(labels, dealt(labels, clients, "quantity", seed, sigma=sigma, min_size=least)).sum(
+    sizes = held(labels, split(labels, clients, "quantity", seed, sigma=sigma, min_size=least)).sum(
         1
     )
     assert sizes.min() >= least
@@ -282,7 +287,7 @@ def test_quantity_serves_everyone(
 
 def test_quantity_is_log_normal_in_sizes_and_iid_in_labels() -> None:
     labels = torch.arange(2).repeat(200_000)
-    made = dealt(labels, 400, "quantity", sigma=0.7)
+    made = split(labels, 400, "quantity", sigma=0.7)
     assert made.sizes.double().log().std().item() == pytest.approx(0.7, rel=0.1)
     halves = histogram(made, labels, 2)[:, 0] / made.sizes
     errors = (halves - 0.5) / (0.25 / made.sizes).sqrt()  # of a fair coin: standard normal
@@ -294,7 +299,7 @@ def test_quantity_is_log_normal_in_sizes_and_iid_in_labels() -> None:
 def test_only_the_largest_pay_for_the_smallest(sizes: list[int], least: int) -> None:
     if sum(sizes) < least * len(sizes):
         return
-    lifted = module._lifted(torch.tensor(sizes), least).tolist()
+    lifted = module._with_minimum(torch.tensor(sizes), least).tolist()
     assert sum(lifted) == sum(sizes)
     payers = [after for before, after in zip(sizes, lifted, strict=True) if after < before]
     for before, after in zip(sizes, lifted, strict=True):
@@ -303,12 +308,12 @@ def test_only_the_largest_pay_for_the_smallest(sizes: list[int], least: int) -> 
     assert max(payers, default=0) - min(payers, default=0) <= 1
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", partitioner.names)
 def test_a_partition_is_addressed_by_its_seed(name: str) -> None:
     labels = torch.arange(10).repeat(30)
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    made, again, other = (dealt(labels, 6, name, seed, classes_per_client=3) for seed in (0, 0, 1))
+    made, again, other = (split(labels, 6, name, seed, classes_per_client=3) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(made.order, again.order)
     assert torch.equal(made.offsets, again.offsets)
@@ -319,14 +324,14 @@ def test_over_seeds_every_pair_of_classes_meets() -> None:
     labels = torch.arange(5).repeat(20)
     together = torch.zeros(5, 5)
     for seed in range(60):
-        made = dealt(labels, 5, "classes", seed, classes_per_client=2)
+        made = split(labels, 5, "classes", seed, classes_per_client=2)
         owns = (histogram(made, labels, 5) > 0).float()
         together += owns.T @ owns
     assert together.min() > 15
 
 
 def test_shards_are_views() -> None:
-    made = dealt(torch.arange(4).repeat(5), 3, "iid")
+    made = split(torch.arange(4).repeat(5), 3, "iid")
     assert made.shard(2).data_ptr() == made.order[int(made.offsets[2]) :].data_ptr()
     for outside in (-1, 3):
         with pytest.raises(IndexError):
@@ -334,46 +339,53 @@ def test_shards_are_views() -> None:
 
 
 REFUSALS: list[tuple[int, str, dict[str, Any], str]] = [
-    (3, "iid_", {}, "no partition.name='iid_': did you mean 'iid'?"),
+    (3, "iid_", {}, "no partition 'iid_': did you mean 'iid'?"),
     (3, "skew", {}, "'skew': choose from classes, dirichlet, iid, quantity."),
-    (0, "iid", {}, "federated.clients is at least 1, not 0."),
-    (41, "iid", {}, "clients=41 is more than the 40 training samples: choose 40 or fewer."),
-    (41, "classes", {}, "clients=41 is more than the 40 training samples: choose 40 or fewer."),
-    (3, "classes", {"classes_per_client": 0}, "classes_per_client is at least 1, not 0."),
+    (0, "iid", {}, "clients=0 must be 1 or more."),
+    (41, "iid", {}, "clients=41 is more than the 40 samples: choose clients=40 or fewer."),
+    (41, "classes", {}, "clients=41 is more than the 40 samples: choose clients=40 or fewer."),
+    (3, "classes", {"classes_per_client": 0}, "classes_per_client=0 must be 1 or more."),
     (
         3,
         "classes",
         {"classes_per_client": 5},
-        "partition.classes_per_client=5 with federated.clients=3 asks for more classes than the 4 "
-        "present: choose partition.classes_per_client=4.",
+        "classes_per_client=5 with clients=3 asks for more classes than the 4 present: choose "
+        "classes_per_client=4.",
     ),
     (
         3,
         "classes",
-        {},
+        {"classes_per_client": 1},
         "has 3 places for 4 classes, and each needs an owner: choose "
-        "partition.classes_per_client=2 or federated.clients=4.",
+        "classes_per_client=2 or clients=4.",
     ),
     (
         20,
         "classes",
         {"classes_per_client": 3},
         "has 60 places and too few samples: the classes can fill 40: choose "
-        "partition.classes_per_client=2 or federated.clients=13.",
+        "classes_per_client=2 or clients=13.",
     ),
-    (3, "dirichlet", {"alpha": 0.0}, "partition.alpha is a number above 0, not 0.0."),
-    (3, "dirichlet", {"alpha": math.nan}, "partition.alpha is a number above 0, not nan."),
-    (3, "dirichlet", {"alpha": math.inf}, "partition.alpha is a number above 0, not inf."),
-    (3, "quantity", {"sigma": -0.1}, "partition.sigma is a number not below 0, not -0.1."),
-    (3, "quantity", {"min_size": 0}, "partition.min_size is at least 1, not 0."),
+    (3, "dirichlet", {"alpha": 0.0}, "alpha=0.0 must be positive."),
+    (3, "dirichlet", {"alpha": math.nan}, "alpha=nan must be positive."),
+    (3, "dirichlet", {"alpha": math.inf}, "alpha=inf must be positive."),
+    (3, "quantity", {"sigma": -0.1}, "sigma=-0.1 must be 0 or more."),
+    (3, "quantity", {"min_size": 0}, "min_size=0 must be 1 or more."),
     (
         3,
         "dirichlet",
         {"min_size": 14},
-        "federated.clients=3 with partition.min_size=14 takes 42 training samples and there are "
-        "40: choose federated.clients=2 or partition.min_size=13.",
+        "clients=3 with min_size=14 takes 42 samples and there are 40: choose clients=2 or "
+        "min_size=13.",
     ),
-    (3, "quantity", {"min_size": 50}, "there are 40: choose partition.min_size=13."),
+    (3, "quantity", {"min_size": 50}, "there are 40: choose min_size=13."),
+    (3, "iid", {"alpha": 0.3}, "alpha is not read by 'iid': leave it out, or choose dir"),
+    (
+        3,
+        "classes",
+        {"classes": 3},
+        "'classes': choose from classes_per_client.",
+    ),
 ]
 
 
@@ -382,17 +394,56 @@ def test_the_impossible_is_refused_with_the_nearest_possible(
     clients: int, name: str, keys: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(FedlensError, match=re.escape(sentence)):
-        dealt(torch.tensor([0, 2, 5, 7]).repeat(10), clients, name, **keys)
+        partition(torch.tensor([0, 2, 5, 7]).repeat(10), clients=clients, by=name, **keys)
 
 
 def test_no_samples_are_refused() -> None:
-    with pytest.raises(FedlensError, match="no training sample to partition"):
-        dealt(torch.empty(0, dtype=torch.int64), 1, "iid")
+    with pytest.raises(FedlensError, match="no samples to partition"):
+        split(torch.empty(0, dtype=torch.int64), 1, "iid")
 
 
-def test_a_row_looks_only_at_its_own_keys() -> None:
-    made = dealt(torch.arange(4), 4, "iid", classes_per_client=0, alpha=-1, sigma=-1, min_size=9)
-    assert made.sizes.tolist() == [1, 1, 1, 1]
+def test_labels_are_a_tensor_an_array_or_a_list() -> None:
+    labels = torch.arange(4).repeat(5)
+    made = [
+        partition(form, clients=3, seed=2)
+        for form in (labels, labels.numpy(), labels.tolist(), labels.to(torch.uint8))
+    ]
+    assert all(torch.equal(made[0].order, other.order) for other in made[1:])
+    with pytest.raises(FedlensError, match=re.escape("shape (5, 4): give one class number")):
+        partition(labels.view(5, 4), clients=3)
+
+
+def halves(labels: torch.Tensor, clients: int, seed: int, *, first: int = 0) -> torch.Tensor:
+    return (torch.arange(len(labels)) + first) % clients
+
+
+def test_a_function_of_ones_own() -> None:
+    made = partition([7, 8, 9, 7], clients=2, by=halves, first=1)
+    assert [made.shard(client).tolist() for client in range(2)] == [[1, 3], [0, 2]]
+
+
+WRONG: list[tuple[torch.Tensor, str]] = [
+    (torch.arange(3) % 2, "return 4 integers, the client of each sample"),
+    (torch.rand(4), "return 4 integers"),
+    (torch.arange(4), "clients from 0 to 3: number them from 0 to 1"),
+    (torch.zeros(4, dtype=torch.int64), "client 1 without samples"),
+]
+
+
+@pytest.mark.parametrize(("holder", "sentence"), WRONG)
+def test_what_ones_own_function_returns_is_checked(holder: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(FedlensError, match=sentence):
+        partition([0, 1, 2, 3], clients=2, by=lambda labels, clients, seed: holder)
+
+
+def test_labels_of_rows_name_their_parameters() -> None:
+    assert [row.described({}) for row in partitioner] == [
+        "IID", "Nc=10", "Dirichlet α=0.3", "log-normal sizes σ=1",
+    ]  # fmt: skip
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(module, raise_on_error=True).attempted > 0
 
 
 def test_statistics_by_hand() -> None:

@@ -22,7 +22,6 @@ from fedlens.data.partition_statistics import histogram
 from fedlens.data.splits import stratified
 from fedlens.errors import FedlensError
 
-KEYS: dict[str, Any] = {"classes_per_client": 1, "alpha": 0.3, "sigma": 1.0, "min_size": 1}
 CLASSES = ("ant", "bee", "cat")
 modest = settings(deadline=None, max_examples=25)
 
@@ -33,11 +32,11 @@ class Whole:
 
     dataset: Dataset
     images: Images
-    kept: torch.Tensor
-    held_out: torch.Tensor
+    train_index: torch.Tensor
+    validation_index: torch.Tensor
     test: Images
     partition: Partition
-    world: dict[str, Any]
+    partition_spec: dict[str, Any]
 
 
 def random_images(count: int, seed: int) -> Images:
@@ -50,11 +49,12 @@ def whole(
     *, count: int = 40, clients: int = 5, seed: int = 0, name: str = "quantity", share: float = 0.25
 ) -> Whole:
     images, test = random_images(count, seed), random_images(7, seed + 1)
-    kept, held_out = stratified(images.labels, share, seed)
-    dealt = partition(images.labels[kept], clients, name=name, seed=seed, **KEYS)
-    dataset = Dataset("insects", CLASSES, "d1935", lambda: images, lambda: test)
-    world = {"seed": seed, "data": {"validation": share}, "partition": {"name": name}}
-    return Whole(dataset, images, kept, held_out, test, dealt, world)
+    train, validation = stratified(images.labels, share, seed)
+    keys = {} if name == "iid" else {"min_size": 1}
+    made = partition(images.labels[train], clients=clients, by=name, seed=seed, **keys)
+    dataset = Dataset("insects", "d1935", lambda: CLASSES, lambda: images, lambda: test)
+    spec = {"seed": seed, "data": {"validation": share}, "partition": {"name": name}}
+    return Whole(dataset, images, train, validation, test, made, spec)
 
 
 def written(folder: Path, made: Whole, nodes: int = 2, **changed: Any) -> bool:
@@ -77,7 +77,7 @@ def flattened(pixels: torch.Tensor) -> list[bytes]:
     return [one.numpy().tobytes() for one in pixels]
 
 
-worlds = st.builds(
+federations = st.builds(
     whole,
     count=st.integers(30, 60),
     clients=st.integers(1, 14),
@@ -88,14 +88,14 @@ worlds = st.builds(
 
 
 @modest
-@given(worlds, st.integers(1, 9))
+@given(federations, st.integers(1, 9))
 def test_the_nodes_share_no_image_and_hold_all_of_them(made: Whole, nodes: int) -> None:
     nodes = min(nodes, len(made.partition))
     with scratch() as folder:
         assert written(folder, made, nodes)
         found = [shards.read_node(folder / f"node-{node}") for node in range(nodes)]
         pixels = [image for node in found for image in flattened(node.images.pixels)]
-        assert sorted(pixels) == sorted(flattened(made.images.pixels[made.kept]))
+        assert sorted(pixels) == sorted(flattened(made.images.pixels[made.train_index]))
         clients = [client for node in found for client in node.clients]
         assert clients == list(range(len(made.partition)))
         sizes = [len(node.clients) for node in found]
@@ -106,18 +106,18 @@ def test_the_nodes_share_no_image_and_hold_all_of_them(made: Whole, nodes: int) 
 
 
 @modest
-@given(worlds, st.integers(1, 9))
+@given(federations, st.integers(1, 9))
 def test_every_place_in_a_client_s_shard_is_the_same_image_everywhere(
     made: Whole, nodes: int
 ) -> None:
     nodes = min(nodes, len(made.partition))
-    pixels, labels = made.images.pixels[made.kept], made.images.labels[made.kept]
+    pixels, labels = made.images.pixels[made.train_index], made.images.labels[made.train_index]
     with scratch() as folder:
         written(folder, made, nodes)
         for node in range(nodes):
             found = shards.read_node(folder / f"node-{node}")
             assert found.images.pixels.dtype == torch.uint8
-            assert found.images.labels.dtype == found.held.dtype == torch.int64
+            assert found.images.labels.dtype == found.class_counts.dtype == torch.int64
             assert len(found.partition) == len(made.partition)
             for client in range(len(made.partition)):
                 here = found.partition.shard(client)
@@ -128,21 +128,21 @@ def test_every_place_in_a_client_s_shard_is_the_same_image_everywhere(
                 else:
                     assert len(here) == 0
             counted = histogram(found.partition, found.images.labels, len(CLASSES))
-            assert torch.equal(found.held, counted)
+            assert torch.equal(found.class_counts, counted)
 
 
 @modest
-@given(worlds)
+@given(federations)
 def test_the_server_has_counts_of_all_clients_and_no_training_image(made: Whole) -> None:
     with scratch() as folder:
         written(folder, made, 1)
         found = shards.read_server(folder / "server")
-        labels = made.images.labels[made.kept]
-        assert torch.equal(found.held, histogram(made.partition, labels, len(CLASSES)))
+        labels = made.images.labels[made.train_index]
+        assert torch.equal(found.class_counts, histogram(made.partition, labels, len(CLASSES)))
         assert torch.equal(found.partition.sizes, made.partition.sizes)
-        assert len(found.partition.order) == len(made.kept)
-        assert torch.equal(found.validation.pixels, made.images.pixels[made.held_out])
-        assert torch.equal(found.validation.labels, made.images.labels[made.held_out])
+        assert len(found.partition.order) == len(made.train_index)
+        assert torch.equal(found.validation.pixels, made.images.pixels[made.validation_index])
+        assert torch.equal(found.validation.labels, made.images.labels[made.validation_index])
         assert found.validation.pixels.shape[1:] == made.images.pixels.shape[1:]
         test = found.load_test()
         assert torch.equal(test.pixels, made.test.pixels)
@@ -153,20 +153,20 @@ def test_the_server_has_counts_of_all_clients_and_no_training_image(made: Whole)
 
 
 def test_a_shard_by_hand(tmp_path: Path) -> None:
-    """Images 0 to 5, of which 1 is held out; kept are 0 2 3 4 5, dealt as (3, 5), (0), (2, 4)."""
+    """Images 0 to 5, of which 1 is for validation; 0 2 3 4 5 are split as (3, 5), (0), (2, 4)."""
     pixels = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 3, 2, 2)
     images = Images(pixels.contiguous(), torch.tensor([0, 1, 2, 0, 1, 0]))
-    dealt = Partition(torch.tensor([2, 4, 0, 1, 3]), torch.tensor([0, 2, 3, 5]))
-    dataset = Dataset("insects", CLASSES, "d1935", lambda: images, lambda: images)
+    made = Partition(torch.tensor([2, 4, 0, 1, 3]), torch.tensor([0, 2, 3, 5]))
+    dataset = Dataset("insects", "d1935", lambda: CLASSES, lambda: images, lambda: images)
     shards.write(
         tmp_path,
         dataset=dataset,
         images=images,
-        kept=torch.tensor([0, 2, 3, 4, 5]),
-        held_out=torch.tensor([1]),
+        train_index=torch.tensor([0, 2, 3, 4, 5]),
+        validation_index=torch.tensor([1]),
         test=images,
-        partition=dealt,
-        world={"seed": 3},
+        partition=made,
+        partition_spec={"seed": 3},
         nodes=2,
     )
     second = shards.read_node(tmp_path / "node-1")
@@ -174,31 +174,31 @@ def test_a_shard_by_hand(tmp_path: Path) -> None:
     assert second.images.pixels[:, 0, 0, 0].tolist() == [0, 2, 4]
     assert second.images.labels.tolist() == [0, 2, 1]
     assert second.partition.offsets.tolist() == [0, 0, 1, 3]
-    assert second.held.tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 1]]
-    assert (second.dataset, second.classes, second.of) == ("insects", CLASSES, "d1935")
-    assert (second.world, second.nodes) == ({"seed": 3}, 2)
+    assert second.class_counts.tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 1]]
+    assert (second.dataset, second.classes, second.dataset_digest) == ("insects", CLASSES, "d1935")
+    assert (second.partition_spec, second.nodes) == ({"seed": 3}, 2)
     about = json.loads((tmp_path / "node-0" / "shard.json").read_text())
     assert (about["version"], about["kind"]) == (1, "node")
-    assert about["clients"] == {"0": {"examples": 2, "held": [2, 0, 0]}}
+    assert about["clients"] == {"0": {"examples": 2, "class_counts": [2, 0, 0]}}
     assert about["files"] == {
         "train.safetensors": files.sha256(tmp_path / "node-0" / "train.safetensors")
     }
     server = shards.read_server(tmp_path / "server")
-    assert server.held.tolist() == [[2, 0, 0], [1, 0, 0], [0, 1, 1]]
+    assert server.class_counts.tolist() == [[2, 0, 0], [1, 0, 0], [0, 1, 1]]
     assert server.validation.labels.tolist() == [1]
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
-def test_stretches_are_contiguous_and_balanced(clients: int, nodes: int) -> None:
+def test_clients_of_a_node_are_contiguous_and_balanced(clients: int, nodes: int) -> None:
     nodes = min(nodes, clients)
-    homes = shards.stretches(clients, nodes)
+    homes = shards.clients_by_node(clients, nodes)
     assert [client for home in homes for client in home] == list(range(clients))
     assert {len(home) for home in homes} <= {clients // nodes, -(-clients // nodes)}
 
 
-@pytest.mark.parametrize(("nodes", "said"), [(0, "at least 1"), (6, "choose 5 or fewer")])
-def test_too_few_or_too_many_nodes_are_refused(tmp_path: Path, nodes: int, said: str) -> None:
-    with pytest.raises(FedlensError, match=said):
+@pytest.mark.parametrize(("nodes", "message"), [(0, "must be 1 or more"), (6, "choose 5 or fewer")])
+def test_too_few_or_too_many_nodes_are_refused(tmp_path: Path, nodes: int, message: str) -> None:
+    with pytest.raises(FedlensError, match=message):
         written(tmp_path, whole(clients=5), nodes)
     assert not content(tmp_path)
 
@@ -206,7 +206,7 @@ def test_too_few_or_too_many_nodes_are_refused(tmp_path: Path, nodes: int, said:
 def test_a_partition_of_other_images_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
     made = whole()
     with pytest.raises(ValueError, match="training images"):
-        written(tmp_path, made, kept=torch.arange(len(made.images)))
+        written(tmp_path, made, train_index=torch.arange(len(made.images)))
 
 
 def test_all_folders_of_a_federation_know_that_they_belong_together(tmp_path: Path) -> None:
@@ -216,8 +216,12 @@ def test_all_folders_of_a_federation_know_that_they_belong_together(tmp_path: Pa
     for folder in (tmp_path / "one", tmp_path / "two"):
         found += [shards.read_node(folder / "node-0"), shards.read_node(folder / "node-1")]
         found += [shards.read_server(folder / "server")]
-    assert len({shard.deal for shard in found[:3]}) == len({shard.deal for shard in found[3:]}) == 1
-    assert found[0].deal != found[3].deal
+    assert (
+        len({shard.partition_digest for shard in found[:3]})
+        == len({shard.partition_digest for shard in found[3:]})
+        == 1
+    )
+    assert found[0].partition_digest != found[3].partition_digest
     assert len({shard.digest for shard in found}) == 6
 
 
@@ -230,22 +234,26 @@ def test_a_copied_folder_reads_the_same_elsewhere(tmp_path: Path) -> None:
 
 def test_writing_again_changes_nothing_and_says_so(tmp_path: Path) -> None:
     made = whole()
-    made.world["a pair"] = (1, 2)  # JSON makes a list of it
+    made.partition_spec["a pair"] = (1, 2)  # JSON makes a list of it
     assert written(tmp_path, made)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert not written(tmp_path, made)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_the_same_world_makes_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     written(tmp_path / "one", whole())
     written(tmp_path / "two", whole())
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 OTHERS: dict[str, tuple[Callable[[], Whole], int, str]] = {
-    "seed": (lambda: whole(seed=1), 3, "its world.seed is 0, not 1"),
-    "partition": (lambda: whole(name="iid"), 3, "its world.partition.name is quantity, not iid"),
+    "seed": (lambda: whole(seed=1), 3, "its partition_spec.seed is 0, not 1"),
+    "partition": (
+        lambda: whole(name="iid"),
+        3,
+        "its partition_spec.partition.name is quantity, not iid",
+    ),
     "fewer nodes": (whole, 2, "its nodes is 3, not 2"),
     "more nodes": (whole, 4, "its nodes is 3, not 4"),
 }
@@ -253,7 +261,7 @@ OTHERS: dict[str, tuple[Callable[[], Whole], int, str]] = {
 
 @pytest.mark.parametrize("left", [("server", "node-0", "node-1", "node-2"), ("node-2",)])
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_world_is_refused_and_what_was_there_stays(
+def test_another_partition_is_refused_and_what_was_there_stays(
     tmp_path: Path, other: str, left: tuple[str, ...]
 ) -> None:
     written(tmp_path, whole(), 3)
@@ -261,18 +269,18 @@ def test_another_world_is_refused_and_what_was_there_stays(
         if path.name not in left:
             shutil.rmtree(path)
     before = content(tmp_path)
-    make, nodes, said = OTHERS[other]
-    with pytest.raises(FedlensError, match=f"another federation \\({said}\\): choose another"):
+    make, nodes, message = OTHERS[other]
+    with pytest.raises(FedlensError, match=f"another federation \\({message}\\): choose another"):
         written(tmp_path, make(), nodes)
     assert content(tmp_path) == before
 
 
-def test_another_deal_of_the_same_world_is_refused(tmp_path: Path) -> None:
+def test_another_partition_of_the_same_settings_is_refused(tmp_path: Path) -> None:
     """As after a change of how partitions are drawn: the counts may agree, the images do not."""
     made = whole(clients=1)
     written(tmp_path, made, 1)
     turned = Partition(made.partition.order.flip(0), made.partition.offsets)
-    with pytest.raises(FedlensError, match="its deal is"):
+    with pytest.raises(FedlensError, match="its partition_digest is"):
         written(tmp_path, made, 1, partition=turned)
 
 
@@ -283,7 +291,7 @@ def stranger(path: Path) -> None:
 
 def broken(path: Path) -> None:
     path.mkdir()
-    (path / "shard.json").write_text('{"version": 1, "world": {')
+    (path / "shard.json").write_text('{"version": 1, "nodes": {')
 
 
 def somebody_s(path: Path) -> None:
@@ -302,7 +310,7 @@ def test_what_is_not_ours_is_neither_replaced_nor_read(
 ) -> None:
     make(tmp_path / name)
     before = content(tmp_path)
-    with pytest.raises(FedlensError, match="in the way"):
+    with pytest.raises(FedlensError, match="is not a shard that fedlens wrote"):
         written(tmp_path, whole())
     assert content(tmp_path) == before
     for read in (shards.read_node, shards.read_server):
@@ -340,7 +348,7 @@ def test_an_interrupted_write_leaves_whole_folders_only_and_is_completed_later(
         written(tmp_path / "late", made, 3, check=Patience(after))
     for node in range(after):
         shards.read_node(tmp_path / "late" / f"node-{node}")
-    with pytest.raises(FedlensError, match="not a whole shard"):
+    with pytest.raises(FedlensError, match="not a complete shard"):
         shards.read_server(tmp_path / "late" / "server")
     assert written(tmp_path / "late", made, 3)
     written(tmp_path / "at once", made, 3)
@@ -366,7 +374,7 @@ def test_what_a_kill_left_half_written_is_no_shard_and_is_cleared(tmp_path: Path
     half = tmp_path / f"{files.TEMPORARY}node-0-1234abcd"
     (tmp_path / "node-0").rename(half)
     (half / "shard.json").unlink()
-    with pytest.raises(FedlensError, match="not a whole shard"):
+    with pytest.raises(FedlensError, match="not a complete shard"):
         shards.read_node(half)
     assert written(tmp_path, made)
     assert not half.exists()
@@ -391,7 +399,7 @@ def test_damaged_images_are_found_and_written_again(
     written(tmp_path, made)
     before = content(tmp_path)
     damage(tmp_path / f"{file}.safetensors")
-    with pytest.raises(FedlensError, match=r"not a whole shard \(.*safetensors.*copy it from"):
+    with pytest.raises(FedlensError, match=r"not a complete shard \(.*safetensors.*copy it again"):
         if file.startswith("node"):
             shards.read_node(tmp_path / "node-0")
         else:
@@ -428,7 +436,7 @@ def test_no_digit_of_a_description_changes_unseen(
     place = data.draw(st.sampled_from([i for i, letter in enumerate(text) if letter.isdigit()]))
     digit = data.draw(st.sampled_from("0123456789").filter(lambda digit: digit != text[place]))
     path.write_text(text[:place] + digit + text[place + 1 :])
-    with pytest.raises(FedlensError, match="not a whole shard"):
+    with pytest.raises(FedlensError, match="not a complete shard"):
         shards.read_node(path.parent) if kind == "node-0" else shards.read_server(path.parent)
 
 
@@ -442,7 +450,7 @@ def test_a_node_s_folder_is_not_the_server_s(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     for read in (shards.read_node, shards.read_server):
-        with pytest.raises(FedlensError, match="not a whole shard"):
+        with pytest.raises(FedlensError, match="not a complete shard"):
             read(tmp_path / "federation" / "node-0")
 
 
@@ -450,17 +458,16 @@ def test_a_folder_of_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
     written(tmp_path, whole())
     path = tmp_path / "node-0" / "shard.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(FedlensError, match="not one of this version of fedlens"):
+    with pytest.raises(FedlensError, match="not of this version of fedlens"):
         shards.read_node(path.parent)
 
 
-def test_the_embedded_world_goes_round(tmp_path: Path) -> None:
-    dataset = synthetic.dataset(train_per_class=3, test_per_class=1, cache=tmp_path / "cache")
+def test_the_synthetic_benchmark_is_read_as_written(tmp_path: Path) -> None:
+    dataset = synthetic.draw_dataset(train_per_class=3, test_per_class=1, cache=tmp_path / "cache")
     images, test = dataset.load_train(), dataset.load_test()
-    kept, held_out = stratified(images.labels, 0.1, 0)
-    keys = {**KEYS, "classes_per_client": 10}
-    dealt = partition(images.labels[kept], 12, name="classes", seed=0, **keys)
-    made = Whole(dataset, images, kept, held_out, test, dealt, {"seed": 0})
+    train, validation = stratified(images.labels, 0.1, 0)
+    shared = partition(images.labels[train], clients=12, by="classes", classes_per_client=10)
+    made = Whole(dataset, images, train, validation, test, shared, {"seed": 0})
     assert written(tmp_path / "federation", made, 4)
     server = shards.read_server(tmp_path / "federation" / "server")
     assert server.classes == dataset.classes
@@ -469,6 +476,6 @@ def test_the_embedded_world_goes_round(tmp_path: Path) -> None:
         found = shards.read_node(tmp_path / "federation" / f"node-{node}")
         assert found.clients == tuple(range(3 * node, 3 * node + 3))
         for client in found.clients:
-            expected = images.pixels[kept[dealt.shard(client)]]
+            expected = images.pixels[train[shared.shard(client)]]
             assert torch.equal(found.images.pixels[found.partition.shard(client)], expected)
-            assert torch.equal(found.held[client], server.held[client])
+            assert torch.equal(found.class_counts[client], server.class_counts[client])

@@ -1,4 +1,4 @@
-"""The embedded world: the same everywhere, balanced, and its splits strangers to one another."""
+"""The synthetic benchmark: the same everywhere, balanced, with independent splits."""
 
 import hashlib
 import logging
@@ -9,12 +9,13 @@ import torch
 
 from fedlens.data import synthetic
 from fedlens.data.images import Dataset
+from fedlens.registry import dataset as rows
 
 SPLITS = ("train", "test")
 
 
 def small(cache: Path) -> Dataset:
-    return synthetic.dataset(train_per_class=3, test_per_class=2, cache=cache)
+    return synthetic.draw_dataset(train_per_class=3, test_per_class=2, cache=cache)
 
 
 def digest(pixels: torch.Tensor) -> str:
@@ -31,14 +32,14 @@ def test_a_hundred_classes_with_readable_names(tmp_path: Path) -> None:
     assert all(len(name.split()) == 3 for name in names)
 
 
-def test_no_combination_is_both_of_the_world_and_of_pretraining() -> None:
-    world, others = synthetic.combinations()
+def test_no_combination_is_both_a_class_and_in_pretraining() -> None:
+    classes, others = synthetic.combinations()
     every = len(synthetic.COLOURS) * len(synthetic.TEXTURES) * len(synthetic.SHAPES)
-    assert len(set(world)) == 100
-    assert set(world).isdisjoint(others)
-    assert len({*world, *others}) == every
+    assert len(set(classes)) == 100
+    assert set(classes).isdisjoint(others)
+    assert len({*classes, *others}) == every
     for position, words in enumerate((synthetic.COLOURS, synthetic.TEXTURES, synthetic.SHAPES)):
-        for group in (world, others):  # no word is new to either
+        for group in (classes, others):  # no word is new to either
             assert {combination[position] for combination in group} == set(words)
 
 
@@ -69,7 +70,9 @@ def test_the_same_bits_at_any_number_of_threads(tmp_path: Path) -> None:
 
 def test_the_digest_is_of_the_recipe(tmp_path: Path) -> None:
     assert small(tmp_path).digest == small(tmp_path / "elsewhere").digest
-    assert small(tmp_path).digest != synthetic.dataset(train_per_class=4, cache=tmp_path).digest
+    assert (
+        small(tmp_path).digest != synthetic.draw_dataset(train_per_class=4, cache=tmp_path).digest
+    )
     assert kept(tmp_path) == []  # nothing was drawn for it
 
 
@@ -118,5 +121,27 @@ def test_by_default_it_is_kept_in_the_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
-    synthetic.dataset(train_per_class=1, test_per_class=1).load_test()
+    synthetic.draw_dataset(train_per_class=1, test_per_class=1).load_test()
     assert kept(tmp_path / "synthetic") == ["test"]
+
+
+def test_the_row_has_the_sizes_of_the_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def draw(classes: object, split: str, per_class: int) -> dict[str, torch.Tensor]:
+        drawn.append(per_class)
+        pixels = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+        return {"pixels": pixels, "labels": torch.zeros(1, dtype=torch.int64)}
+
+    monkeypatch.setattr(synthetic, "_draw", draw)
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
+    row = rows["synthetic"]
+    data = row.make(None)
+    data.load_train(), data.load_test()
+    assert len(data.classes) == row.traits["classes"] == 100
+    assert [count * 100 for count in drawn] == [
+        row.traits["train_images"], row.traits["test_images"],
+    ]  # fmt: skip
+    assert data.verify() == {}

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from fedlens.data.examples import FeatureExamples
-from fedlens.experiments.evaluation import Measure
+from fedlens.experiments.evaluation import Evaluator
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.stop import StopRequest
 from fedlens.training.precision import Precision
 
 
 class Counted(nn.Module):
-    """A backbone that knows how often it was asked."""
+    """A backbone that counts its forward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,40 +22,40 @@ class Counted(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        found: torch.Tensor = self.linear(inputs)
-        return found
+        features: torch.Tensor = self.linear(inputs)
+        return features
 
 
 @pytest.fixture
-def parts() -> Any:
+def experiment() -> Any:
     torch.manual_seed(0)
     backbone, inputs, labels = Counted(), torch.randn(20, 6), torch.arange(20) % 3
     with torch.no_grad():
-        seen = backbone.linear(inputs)
+        features = backbone.linear(inputs)
     return SimpleNamespace(
         model=Classifier(backbone, nn.Linear(4, 3)),
         validation=FeatureExamples(inputs, labels),
-        untouched=FeatureExamples(seen, labels),
+        features=SimpleNamespace(computed=True, validation=FeatureExamples(features, labels)),
         classes=3,
         precision=Precision("fp32", "cpu"),
     )
 
 
-def test_before_training_the_features_at_hand_say_what_a_pass_of_the_backbone_would(
-    parts: Any,
+def test_before_training_computed_features_replace_a_pass_of_the_backbone(
+    experiment: Any,
 ) -> None:
-    measure = Measure(parts.model, parts, batch_size=8, stop=StopRequest())
-    found = measure.before_training()
-    assert parts.model.backbone.calls == 0
-    expected = measure.validation()
-    assert parts.model.backbone.calls == 3
-    assert found is not None
+    evaluator = Evaluator(experiment.model, experiment, batch_size=8, stop=StopRequest())
+    evaluation = evaluator.before_training()
+    assert experiment.model.backbone.calls == 0
+    expected = evaluator.validation()
+    assert experiment.model.backbone.calls == 3
+    assert evaluation is not None
     assert expected is not None
-    assert found.metrics() == pytest.approx(expected.metrics(), rel=1e-6)
-    assert found.per_class == expected.per_class
+    assert evaluation.metrics() == pytest.approx(expected.metrics(), rel=1e-6)
+    assert evaluation.per_class == expected.per_class
 
 
-def test_without_features_the_backbone_is_asked(parts: Any) -> None:
-    parts.untouched = None
-    measure = Measure(parts.model, parts, batch_size=8, stop=StopRequest())
-    assert measure.before_training() == measure.validation()
+def test_without_computed_features_the_backbone_runs(experiment: Any) -> None:
+    experiment.features.computed = False
+    evaluator = Evaluator(experiment.model, experiment, batch_size=8, stop=StopRequest())
+    assert evaluator.before_training() == evaluator.validation()

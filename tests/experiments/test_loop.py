@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.config.schema import (
-    CheckpointConfig,
-    Config,
-    EvaluateConfig,
-    FederatedConfig,
-    TrainConfig,
-)
-from fedlens.experiments.loop import Loop
+from fedlens.experiments.loop import Loop, LoopSettings
 from fedlens.runtime.stop import Interrupted
-from fedlens.store.checkpoints import Checkpoint, Checkpoints
-from fedlens.store.ledger import Ledger
+from fedlens.store.checkpoints import Checkpoint, Checkpoints, Journals
 from fedlens.store.run_folder import RunFolder
 from fedlens.training.evaluate import Evaluation
 
@@ -33,11 +25,11 @@ class Counter:
         return {"value": self.value}
 
     def state(self, checkpoint: str) -> dict[str, Any]:
-        return {"told": checkpoint}
+        return {"saved as": checkpoint}
 
-    def put_back(self, found: Checkpoint) -> None:
-        assert found.state["told"] == found.name
-        self.value.copy_(found.tensors["value"])
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        assert checkpoint.state["saved as"] == checkpoint.name
+        self.value.copy_(checkpoint.tensors["value"])
 
 
 class Scripted:
@@ -61,55 +53,56 @@ class Scripted:
         raise AssertionError("not asked for")
 
 
-class Listening:
+class RecordingTracker:
     def __init__(self) -> None:
-        self.heard: list[tuple[int, dict[str, float]]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.heard.append((step, dict(metrics)))
+        self.logged.append((step, dict(metrics)))
 
     def close(self) -> None:
         pass
 
 
-class World:
-    def __init__(self, path: Path, scores: list[float] | None, total: int, **told: Any) -> None:
+class CountingRun:
+    def __init__(
+        self,
+        path: Path,
+        scores: list[float] | None,
+        total: int,
+        *,
+        unit: str = "round",
+        keep_last: int = 2,
+        **settings: Any,
+    ) -> None:
         path.mkdir(exist_ok=True)
         self.folder = RunFolder(path)
-        self.config = Config(
-            federated=FederatedConfig(clients=told.pop("clients", 3)),
-            train=TrainConfig(early_stopping=told.pop("early_stopping", None)),
-            evaluate=EvaluateConfig(every=told.pop("evaluate", 1)),
-            checkpoint=CheckpointConfig(every=told.pop("checkpoint", 1), **told),
-        )
-        self.checkpoints = Checkpoints(
-            self.folder.checkpoints, keep_best=1, keep_last=self.config.checkpoint.keep_last
-        )
+        self.checkpoints = Checkpoints(self.folder.checkpoints, keep_best=1, keep_last=keep_last)
         self.counter = Counter()
-        self.measure = Scripted(self.counter, scores)
-        self.tracker = Listening()
+        self.evaluator = Scripted(self.counter, scores)
+        self.tracker = RecordingTracker()
         self.loop = Loop(
-            self.config,
-            self.measure,  # type: ignore[arg-type]
-            Ledger(self.folder, self.checkpoints),
+            LoopSettings(unit, **settings),
+            self.evaluator,  # type: ignore[arg-type]
+            Journals(self.folder, self.checkpoints),
             self.tracker,
             total=total,
             began=time.monotonic(),
-            remarks=lambda found: {"remark": found.top1},
+            more_metrics=lambda evaluation: {"more": evaluation.top1},
         )
 
     def run(self, *, most: int = 1000) -> None:
         try:
             self.loop.restore(self.counter)
-            self.loop.open(self.counter, prepared=False)
+            self.loop.evaluate_start(self.counter, head_is_fitted=False)
             for _ in range(most):
                 if self.loop.finished:
                     break
                 self.counter.value += 1
                 record = {"lr": 0.5, "train": {"loss": 1.0, "accuracy": 0.5}, "clients": [1]}
-                self.loop.close(self.counter, record, {"train_seconds": 0.0})
+                self.loop.finish_unit(self.counter, record, {"train_seconds": 0.0})
         except Interrupted:
-            self.loop.save(self.counter)
+            self.loop.save_interrupted(self.counter)
             raise
 
     def records(self) -> list[dict[str, Any]]:
@@ -117,65 +110,69 @@ class World:
 
 
 def test_units_are_recorded_and_evaluated_now_and_then_and_at_the_end(tmp_path: Path) -> None:
-    world = World(tmp_path, [0.1] * 8, 7, evaluate=3, checkpoint=5, minutes=60.0)
-    world.run()
-    assert [record["round"] for record in world.records()] == [1, 2, 3, 4, 5, 6, 7]
-    evaluated = [record["round"] for record in world.records() if "validation" in record]
+    run = CountingRun(
+        tmp_path, [0.1] * 8, 7, evaluate_every=3, checkpoint_every=5, checkpoint_minutes=60.0
+    )
+    run.run()
+    assert [record["round"] for record in run.records()] == [1, 2, 3, 4, 5, 6, 7]
+    evaluated = [record["round"] for record in run.records() if "validation" in record]
     assert evaluated == [3, 6, 7]
-    assert all(("remark" in record) == ("validation" in record) for record in world.records())
-    assert [timing["round"] for timing in world.folder.journal("timings").read()] == [*range(1, 8)]
-    assert world.tracker.heard[0] == (
+    assert all(("more" in record) == ("validation" in record) for record in run.records())
+    assert [timing["round"] for timing in run.folder.journal("timings").read()] == [*range(1, 8)]
+    assert run.tracker.logged[0] == (
         1,
         {"round": 1, "lr": 0.5, "train/loss": 1.0, "train/accuracy": 0.5},
     )
-    assert world.tracker.heard[2][1]["validation/top1"] == 0.1
+    assert run.tracker.logged[2][1]["validation/top1"] == 0.1
 
 
-def test_checkpoints_come_when_told_when_better_and_at_the_end(tmp_path: Path) -> None:
+def test_checkpoints_are_saved_regularly_when_better_and_at_the_end(tmp_path: Path) -> None:
     scores = [0.0, 0.1, 0.1, 0.5, 0.2, 0.2, 0.2, 0.2]
-    world = World(tmp_path, scores, 7, checkpoint=5, keep_last=100, minutes=60.0)
-    world.run()
+    run = CountingRun(
+        tmp_path, scores, 7, checkpoint_every=5, keep_last=100, checkpoint_minutes=60.0
+    )
+    run.run()
     names = [f"round-{number:06d}" for number in (1, 3, 5, 7)]
-    assert world.checkpoints.names() == names
-    position = world.loop.position
+    assert run.checkpoints.names() == names
+    position = run.loop.position
     assert (position.best, position.best_score, position.best_unit) == ("round-000003", 0.5, 3)
-    assert torch.equal(world.checkpoints.load("round-000003").tensors["value"], torch.tensor([3.0]))
+    assert torch.equal(run.checkpoints.load("round-000003").tensors["value"], torch.tensor([3.0]))
 
 
 def test_the_best_is_the_first_of_equals_and_survives_pruning(tmp_path: Path) -> None:
-    world = World(tmp_path, [0.0, 0.3, 0.9, 0.9, 0.1, 0.9, 0.2], 6, keep_last=1)
-    world.run()
-    assert world.checkpoints.names() == ["round-000002", "round-000006"]
-    assert world.loop.position.best_unit == 2
+    run = CountingRun(tmp_path, [0.0, 0.3, 0.9, 0.9, 0.1, 0.9, 0.2], 6, keep_last=1)
+    run.run()
+    assert run.checkpoints.names() == ["round-000002", "round-000006"]
+    assert run.loop.position.best_unit == 2
 
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_patience_is_counted_in_evaluations(tmp_path: Path, every: int) -> None:
     scores = [0.0, 0.1, 0.5, *[0.4] * 20]
-    world = World(tmp_path, scores, 20, early_stopping=3, evaluate=every)
-    world.run()
-    assert world.loop.position.done == 2 + 3 * every
-    assert world.loop.finished
-    again = World(tmp_path, scores, 20, early_stopping=3, evaluate=every)
+    run = CountingRun(tmp_path, scores, 20, early_stopping=3, evaluate_every=every)
+    run.run()
+    assert run.loop.position.done == 2 + 3 * every
+    assert run.loop.finished
+    again = CountingRun(tmp_path, scores, 20, early_stopping=3, evaluate_every=every)
     again.run()  # a session after the end has nothing to do
     assert again.loop.position.done == 2 + 3 * every
     assert len(again.records()) == 2 + 3 * every
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_a_unit_whose_closing_was_interrupted_is_closed_by_the_next_session(
+def test_a_unit_interrupted_while_evaluating_is_finished_by_the_next_session(
     tmp_path: Path, at: int
 ) -> None:
     scores = [0.0, 0.4, 0.2, 0.6, 0.1, 0.3, 0.5]
-    whole = World(tmp_path / "whole", scores, 6, checkpoint=3)
+    whole = CountingRun(tmp_path / "whole", scores, 6, checkpoint_every=3)
     whole.run()
-    cut = World(tmp_path / "cut", scores, 6, checkpoint=3)
-    cut.measure.stop_at = at + 1
+    cut = CountingRun(tmp_path / "cut", scores, 6, checkpoint_every=3)
+    cut.evaluator.stop_at = at + 1
     with pytest.raises(Interrupted):
         cut.run()
     assert cut.checkpoints.names()[-1] == f"round-{at:06d}-trained"
     assert len(cut.records()) == at  # nothing of the unit is on record yet
-    again = World(tmp_path / "cut", scores, 6, checkpoint=3)
+    again = CountingRun(tmp_path / "cut", scores, 6, checkpoint_every=3)
     again.run()
     assert again.folder.journal("metrics").path.read_bytes() == (
         whole.folder.journal("metrics").path.read_bytes()
@@ -186,35 +183,35 @@ def test_a_unit_whose_closing_was_interrupted_is_closed_by_the_next_session(
 
 def test_what_a_killed_session_did_after_its_last_checkpoint_is_done_again(tmp_path: Path) -> None:
     scores = [0.1] * 9
-    killed = World(tmp_path, scores, 8, checkpoint=3, minutes=60.0)
-    killed.run(most=5)  # and is never heard of again: rounds 4 and 5 are on no checkpoint
+    killed = CountingRun(tmp_path, scores, 8, checkpoint_every=3, checkpoint_minutes=60.0)
+    killed.run(most=5)  # rounds 4 and 5 are in no checkpoint
     assert len(killed.records()) == 5
-    again = World(tmp_path, scores, 8, checkpoint=3, minutes=60.0)
+    again = CountingRun(tmp_path, scores, 8, checkpoint_every=3, checkpoint_minutes=60.0)
     again.run()
     assert [record["round"] for record in again.records()] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert torch.equal(again.counter.value, torch.tensor([8.0]))
 
 
 def test_a_run_of_nothing_has_a_unit_zero(tmp_path: Path) -> None:
-    world = World(tmp_path, [0.25], 0)
-    world.run()
-    assert world.loop.finished
-    (record,) = world.records()
+    run = CountingRun(tmp_path, [0.25], 0)
+    run.run()
+    assert run.loop.finished
+    (record,) = run.records()
     assert record == {"round": 0, "validation": {"loss": 1.0, "top1": 0.25, "top5": 1.0},
-                      "remark": 0.25}  # fmt: skip
-    World(tmp_path, [0.25], 0).run()
-    assert len(world.records()) == 1
+                      "more": 0.25}  # fmt: skip
+    CountingRun(tmp_path, [0.25], 0).run()
+    assert len(run.records()) == 1
 
 
 def test_without_validation_nothing_is_best(tmp_path: Path) -> None:
-    world = World(tmp_path, None, 3)
-    world.run()
-    assert world.loop.position.best is None
-    assert not any("validation" in record for record in world.records())
+    run = CountingRun(tmp_path, None, 3)
+    run.run()
+    assert run.loop.position.best is None
+    assert not any("validation" in record for record in run.records())
 
 
 def test_a_central_run_counts_epochs(tmp_path: Path) -> None:
-    world = World(tmp_path, [0.1] * 4, 2, clients=None)
-    world.run()
-    assert [record["epoch"] for record in world.records()] == [1, 2]
-    assert world.checkpoints.names() == ["epoch-000001", "epoch-000002"]
+    run = CountingRun(tmp_path, [0.1] * 4, 2, unit="epoch")
+    run.run()
+    assert [record["epoch"] for record in run.records()] == [1, 2]
+    assert run.checkpoints.names() == ["epoch-000001", "epoch-000002"]

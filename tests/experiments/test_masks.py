@@ -1,9 +1,11 @@
-"""Which weights a run trains: whose examples decide, at what price, and what is kept of it."""
+"""Which weights a run trains: whose examples score them, what that sends, what is stored."""
 
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +15,33 @@ import torch
 from fedlens import params
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
-from fedlens.data.images import Examples
+from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
-from fedlens.experiments import calibration
-from fedlens.experiments.build import Parts, build, resolved
-from fedlens.experiments.calibration import Sources
-from fedlens.experiments.masks import masked
-from fedlens.federated import wire
+from fedlens.experiments import settings
+from fedlens.experiments.build import Experiment, build, with_resolution
+from fedlens.experiments.clients import local_session
+from fedlens.experiments.head import prepare_head
+from fedlens.experiments.masks import find_masks
+from fedlens.federated import host, wire
+from fedlens.federated.tasks import Clients
 from fedlens.files import cache_dir
+from fedlens.registry import mask_rule
 from fedlens.rng import Stream
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.sparse import mask_files
 from fedlens.sparse.fisher import Sensitivity, sensitivity
-from fedlens.sparse.masks import RULES
-from fedlens.sparse.per_example_gradients import Squares
+from fedlens.sparse.per_example_gradients import SquaredGradients
 from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import TINY
 
-WORLD = [
+SETTING = [
     *("data=synthetic", "augment=none", "backbone=vit_pico", *TINY, "federated.clients=5"),
     *("sparse.rounds=2", "sparse.examples=8", "data.train_per_class=2", "data.validation=0.5"),
 ]
 BY_CLIENTS = ["sparse.source=clients", "partition=classes", "partition.classes_per_client=20"]
 EXACT = ["sparse.labels=data", "sparse.examples=null", "sparse.rounds=1"]  # nothing is drawn
 
-Heard = list[tuple[Examples, torch.Tensor]]
+Calls = list[tuple[Examples, torch.Tensor]]
 
 
 @pytest.fixture(autouse=True)
@@ -46,186 +50,215 @@ def _nothing_calibrated_yet() -> None:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """What sensitivity was taken of: examples, and which of them."""
-    calls: Heard = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """What sensitivity was computed on: examples, and which of them."""
+    calls: Calls = []
 
-    def listening(squares: Squares, examples: Examples, **options: Any) -> Sensitivity:
+    def recorded(squares: SquaredGradients, examples: Examples, **options: Any) -> Sensitivity:
         calls.append((examples, options["index"]))
         return sensitivity(squares, examples, **options)
 
-    monkeypatch.setattr(calibration, "sensitivity", listening)
+    monkeypatch.setattr(host, "sensitivity", recorded)
     return calls
 
 
-def told(*overrides: str) -> Config:
-    return resolved(compose("sparse_fedavg", [*WORLD, *overrides]))
+def config_of(*overrides: str) -> Config:
+    return with_resolution(compose("sparse_fedavg", [*SETTING, *overrides]))
 
 
-def built(config: Config) -> Parts:
-    return build(config, torch.device("cpu"), StopRequest())
+def built(config: Config) -> tuple[Experiment, Clients]:
+    """The experiment with its head fitted, and its clients."""
+    stop = StopRequest()
+    session = local_session(config, stop)
+    experiment = build(config, torch.device("cpu"), stop, session.data)
+    clients = session.clients(experiment)
+    head = settings.head(config, experiment.precision)
+    return prepare_head(experiment, clients, head, stop), clients
+
+
+def masked(
+    config: Config,
+    experiment: Experiment,
+    clients: Clients,
+    folder: Path,
+    stop: StopRequest | None = None,
+) -> Experiment:
+    chosen = settings.masks(config, experiment)
+    return find_masks(experiment, clients, chosen, RunFolder(folder), stop or StopRequest())
 
 
 @pytest.fixture
-def calibrated(tmp_path: Path) -> Callable[..., Parts]:
-    """The parts of a run with these overrides, masked; its folder is named by `name`."""
+def calibrated(tmp_path: Path) -> Callable[..., Experiment]:
+    """The experiment of a run with these overrides, masked; `name` is that of its folder."""
 
-    def make(*overrides: str, name: str = "it") -> Parts:
-        config = told(*overrides)
-        return masked(config, built(config), RunFolder(tmp_path / name), StopRequest())
+    def make(*overrides: str, name: str = "it") -> Experiment:
+        config = config_of(*overrides)
+        return masked(config, *built(config), tmp_path / name)
 
     return make
 
 
-def count(parts: Parts) -> int:
-    return sum(int(mask.sum()) for mask in parts.masks.values())
+def count(experiment: Experiment) -> int:
+    return sum(int(mask.sum()) for mask in experiment.masks.values())
 
 
-def matrices(parts: Parts) -> dict[str, torch.Tensor]:
-    """What is maskable unless more is asked for: the backbone's matrices and kernels."""
-    found = dict(parts.model.named_parameters())
+def matrices(experiment: Experiment) -> dict[str, torch.Tensor]:
+    """What is maskable by default: the backbone's matrices and kernels."""
+    named = experiment.model.named_parameters()
     embeddings = ("pos_embed", "token")
     return {
         name: value
-        for name, value in found.items()
+        for name, value in named
         if name.startswith("backbone.") and value.ndim > 1 and not name.endswith(embeddings)
     }
 
 
 def record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "masks.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "masks.json").read_text())
+    return content
 
 
-def same(one: Parts, other: Parts) -> bool:
+def same(one: Experiment, other: Experiment) -> bool:
     return params.digest(one.masks) == params.digest(other.masks)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", mask_rule.names)
 def test_every_rule_trains_exactly_as_many_weights(
-    rule: str, calibrated: Callable[..., Parts]
+    rule: str, calibrated: Callable[..., Experiment]
 ) -> None:
     density = 0.0137
-    parts = calibrated(f"sparse.rule={rule}", f"sparse.density={density}", "sparse.rounds=1")
-    total = sum(value.numel() for value in matrices(parts).values())
-    assert count(parts) == round(density * total)
-    assert parts.facts["weights_trained"] == count(parts)
-    assert parts.facts["weights_maskable"] == total
-    for name, value in parts.model.named_parameters():
-        assert value.requires_grad == (name in parts.masks)
-    assert parts.masks.keys() <= matrices(parts).keys()
-    assert all(mask.any() for mask in parts.masks.values())
+    experiment = calibrated(f"sparse.rule={rule}", f"sparse.density={density}", "sparse.rounds=1")
+    total = sum(value.numel() for value in matrices(experiment).values())
+    assert count(experiment) == round(density * total)
+    assert experiment.measurements["weights_trained"] == count(experiment)
+    assert experiment.measurements["weights_maskable"] == total
+    for name, value in experiment.model.named_parameters():
+        assert value.requires_grad == (name in experiment.masks)
+    assert experiment.masks.keys() <= matrices(experiment).keys()
+    assert all(mask.any() for mask in experiment.masks.values())
 
 
 def test_without_a_density_everything_is_as_it_was(
-    calibrated: Callable[..., Parts], tmp_path: Path
+    calibrated: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    parts = calibrated("sparse.density=null")
-    assert parts.masks == {}
-    assert all(value.requires_grad for value in parts.model.backbone.parameters())
+    experiment = calibrated("sparse.density=null")
+    assert experiment.masks == {}
+    assert all(value.requires_grad for value in experiment.model.backbone.parameters())
     assert not tmp_path.joinpath("it").exists()
 
 
-def test_biases_norms_and_embeddings_compete_when_asked_to(
-    calibrated: Callable[..., Parts],
+def test_biases_norms_and_embeddings_are_maskable_on_request(
+    calibrated: Callable[..., Experiment],
 ) -> None:
     random = ["sparse.rule=random", "sparse.density=1"]
     more = ["sparse.biases=true", "sparse.norms=true", "sparse.embeddings=true"]
-    parts = calibrated(*random, *more)
-    every = parts.model.backbone.named_parameters(prefix="backbone")
-    assert parts.masks.keys() == {name for name, _ in every}
+    experiment = calibrated(*random, *more)
+    every = experiment.model.backbone.named_parameters(prefix="backbone")
+    assert experiment.masks.keys() == {name for name, _ in every}
     sizes = {key: count(calibrated(*random, key, name=key)) for key in more}
     alone = count(calibrated(*random, name="none"))
-    assert alone == sum(value.numel() for value in matrices(parts).values())
-    assert sum(size - alone for size in sizes.values()) == count(parts) - alone
+    assert alone == sum(value.numel() for value in matrices(experiment).values())
+    assert sum(size - alone for size in sizes.values()) == count(experiment) - alone
     assert min(sizes.values()) > alone
 
 
-def test_only_what_would_be_trained_competes_and_a_free_head_stays_free(
-    calibrated: Callable[..., Parts],
+def test_only_trained_weights_are_masked_and_an_unfrozen_head_stays_trainable(
+    calibrated: Callable[..., Experiment],
 ) -> None:
-    parts = calibrated("train.what=last_blocks:1", "head.freeze=false", "sparse.density=0.25")
-    places = {".".join(name.split(".")[:3]) for name in parts.masks}
+    experiment = calibrated(
+        "train.trainable=last_blocks:1", "head.freeze=false", "sparse.density=0.25"
+    )
+    places = {".".join(name.split(".")[:3]) for name in experiment.masks}
     assert len(places) == 1
     (last,) = places
-    inside = [value for name, value in matrices(parts).items() if name.startswith(f"{last}.")]
-    assert count(parts) == round(0.25 * sum(value.numel() for value in inside))
-    assert parts.model.head.weight.requires_grad
-    assert "head.weight" not in parts.masks
+    inside = [value for name, value in matrices(experiment).items() if name.startswith(f"{last}.")]
+    assert count(experiment) == round(0.25 * sum(value.numel() for value in inside))
+    assert experiment.model.head.weight.requires_grad
+    assert "head.weight" not in experiment.masks
 
 
 def test_calibrating_leaves_every_weight_as_it_was(tmp_path: Path) -> None:
-    config = told()
-    parts = built(config)
-    before = params.digest(dict(parts.model.named_parameters()))
-    found = masked(config, parts, RunFolder(tmp_path), StopRequest())
-    assert params.digest(dict(found.model.named_parameters())) == before
+    config = config_of()
+    experiment, clients = built(config)
+    before = params.digest(dict(experiment.model.named_parameters()))
+    after = masked(config, experiment, clients, tmp_path)
+    assert params.digest(dict(after.model.named_parameters())) == before
 
 
 def test_interrupted_while_calibrating_nothing_is_written_and_no_weight_is_changed(
     tmp_path: Path,
 ) -> None:
     class Later(StopRequest):
-        asked = 0
+        checks = 0
 
         def check(self) -> None:
-            self.asked += 1
-            if self.asked == 2:  # in the second round, with weights softened
+            self.checks += 1
+            if self.checks == 2:  # in the second round, with some weights shrunk
                 raise Interrupted("SIGTERM")
 
-    config = told()
-    parts = built(config)
-    before = params.digest(dict(parts.model.named_parameters()))
+    config = config_of()
+    experiment, clients = built(config)
+    before = params.digest(dict(experiment.model.named_parameters()))
     with pytest.raises(Interrupted):
-        masked(config, parts, RunFolder(tmp_path), Later())
-    assert params.digest(dict(parts.model.named_parameters())) == before
+        masked(config, experiment, clients, tmp_path, Later())
+    assert params.digest(dict(experiment.model.named_parameters())) == before
     assert not RunFolder(tmp_path).masks.exists()
     assert not list((cache_dir() / "masks").glob("*"))
 
 
 def test_masks_do_not_depend_on_how_one_trains_and_are_calibrated_once(
-    calibrated: Callable[..., Parts], heard: Heard, tmp_path: Path
+    calibrated: Callable[..., Experiment], calls: Calls, tmp_path: Path
 ) -> None:
     first = calibrated("train.lr=0.1", name="first")
-    assert len(heard) == 2
-    other = ["train.lr=0.001", "train.momentum=0", "train.weight_decay=0.1", "train.batch_size=3"]
+    assert len(calls) == 2
+    other = [
+        "train.lr=0.001",
+        "train.optimizer.momentum=0",
+        "train.optimizer.weight_decay=0.1",
+        "train.batch_size=3",
+    ]
     again = calibrated(*other, "federated.rounds=7", "algorithm=scaffold", name="again")
-    assert len(heard) == 2
+    assert len(calls) == 2
     assert same(first, again)
-    assert first.facts == again.facts
+    assert first.measurements == again.measurements
     files = [tmp_path / name / "masks.safetensors" for name in ("first", "again")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Parts, Path]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
     """Calibrated with no options, and its folder; its masks stay in a cache of their own."""
-    config, folder = told(), tmp_path_factory.mktemp("plain")
-    parts = masked(config, built(config), RunFolder(folder), StopRequest())
+    config, folder = config_of(), tmp_path_factory.mktemp("plain")
+    experiment = masked(config, *built(config), folder)
     shutil.copytree(cache_dir() / "masks", folder / "cache")
-    return parts, folder / "cache"
+    return experiment, folder / "cache"
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        *("sparse.density=0.2", "sparse.rule=most_sensitive", "sparse.rounds=3", "sparse.soft=0.5"),
+        *(
+            "sparse.density=0.2",
+            "sparse.rule=most_sensitive",
+            "sparse.rounds=3",
+            "sparse.shrink_factor=0.5",
+        ),
         *("sparse.method=mean", "sparse.labels=data", "sparse.target=log_prob", "seed=1"),
         *("sparse.examples=9", "sparse.passes=2", "sparse.scope=tensor", "head=class_means"),
     ],
 )
 def test_what_masks_depend_on_makes_them_anew(
-    option: str, plain: tuple[Parts, Path], calibrated: Callable[..., Parts], heard: Heard
+    option: str, plain: tuple[Experiment, Path], calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
-    parts, cache = plain
+    experiment, cache = plain
     shutil.copytree(cache, cache_dir() / "masks", dirs_exist_ok=True)
     other = calibrated(option)
-    assert heard
-    assert not same(parts, other)
+    assert calls
+    assert not same(experiment, other)
 
 
 def test_calibrated_twice_masks_are_the_same_file(
-    calibrated: Callable[..., Parts], tmp_path: Path
+    calibrated: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     calibrated(name="first")
     shutil.rmtree(cache_dir() / "masks")
@@ -237,8 +270,8 @@ def test_calibrated_twice_masks_are_the_same_file(
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut in half", "not masks at all"])
 def test_a_damaged_cache_is_noticed_and_made_again(
     damage: str,
-    calibrated: Callable[..., Parts],
-    heard: Heard,
+    calibrated: Callable[..., Experiment],
+    calls: Calls,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = calibrated(name="first")
@@ -253,22 +286,22 @@ def test_a_damaged_cache_is_noticed_and_made_again(
     )
     again = calibrated(name="again")
     assert same(first, again)
-    assert len(heard) == 4
+    assert len(calls) == 4
     assert "made again" in caplog.text
     assert path.read_bytes() == whole
 
 
 def test_a_run_trusts_its_own_masks_and_calibrates_no_more(
-    calibrated: Callable[..., Parts], heard: Heard
+    calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
     first = calibrated()
     shutil.rmtree(cache_dir() / "masks")
     assert same(calibrated(), first)
-    assert len(heard) == 2
+    assert len(calls) == 2
 
 
-def test_a_run_whose_own_masks_are_damaged_says_so_in_one_sentence(
-    calibrated: Callable[..., Parts], tmp_path: Path
+def test_a_run_whose_own_masks_are_damaged_is_refused_in_one_sentence(
+    calibrated: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     calibrated()
     path = RunFolder(tmp_path / "it").masks
@@ -279,8 +312,8 @@ def test_a_run_whose_own_masks_are_damaged_says_so_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_with_the_masks_of_another_model_says_so_in_one_sentence(
-    calibrated: Callable[..., Parts], tmp_path: Path
+def test_a_run_with_the_masks_of_another_model_is_refused_in_one_sentence(
+    calibrated: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     path = RunFolder(tmp_path / "it").masks
     path.parent.mkdir()
@@ -293,32 +326,35 @@ def test_a_run_with_the_masks_of_another_model_says_so_in_one_sentence(
 
 @pytest.mark.parametrize("extra", [[], BY_CLIENTS, [*BY_CLIENTS, "sparse.voting=majority"]])
 def test_every_choice_is_on_record_with_the_masks(
-    extra: list[str], calibrated: Callable[..., Parts], tmp_path: Path
+    extra: list[str], calibrated: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    config = told(*extra)
-    parts = calibrated(*extra)
-    found = record(tmp_path / "it")
-    provenance = found["provenance"]
-    for key, value in asdict(config.sparse).items():
+    config = config_of(*extra)
+    experiment = calibrated(*extra)
+    content = record(tmp_path / "it")
+    provenance = content["provenance"]
+    sparse = asdict(config.sparse)
+    rule = sparse.pop("rule")
+    assert (provenance["rule"], provenance["rule_parameters"]) == (rule.pop("name"), rule)
+    for key, value in sparse.items():
         assert provenance[key] == value, key
     assert provenance["seed"] == config.seed
-    assert provenance["data"] == parts.inputs["data"]
-    assert provenance["parameters"] == params.digest(matrices(parts))
-    assert provenance["partition"] == (asdict(config.partition) if extra else None)
+    assert provenance["data"] == experiment.input_hashes["data"]
+    assert provenance["parameters"] == params.digest(matrices(experiment))
+    assert provenance["partition"] == (dict(config.partition) if extra else None)
     assert mask_files.load(RunFolder(tmp_path / "it").masks)[1] == provenance
-    assert found["all"]["trained"] == count(parts)
-    assert found["all"]["total"] == sum(value.numel() for value in matrices(parts).values())
-    assert found["tensors"].keys() == matrices(parts).keys()  # those left out altogether, too
+    assert content["all"]["trained"] == count(experiment)
+    assert content["all"]["total"] == sum(value.numel() for value in matrices(experiment).values())
+    assert content["tensors"].keys() == matrices(experiment).keys()  # with empty masks too
 
 
 def test_scores_added_over_clients_are_those_of_the_pooled_examples() -> None:
-    config = told(*BY_CLIENTS, *EXACT)
-    parts = built(config)
-    names = list(matrices(parts))
-    added = Sources(config, parts, names, StopRequest()).pooled(0)
-    squares = Squares(parts.model, names, parts.train.batch(torch.arange(2)))
-    pooled = sensitivity(squares, parts.train, labels="data", stream=Stream(0, ("unused",)))
-    assert pooled.count == len(parts.train)
+    experiment, clients = built(config_of(*BY_CLIENTS, *EXACT))
+    names = list(matrices(experiment))
+    own = {name: experiment.model.get_parameter(name) for name in names}
+    added = reduce(add, clients.sensitivities(range(5), 0, own)).mean()
+    squares = SquaredGradients(experiment.model, names, experiment.train.batch(torch.arange(2)))
+    pooled = sensitivity(squares, experiment.train, labels="data", stream=Stream(0, ("unused",)))
+    assert pooled.count == len(experiment.train)
     for name, expected in pooled.mean().items():
         error = torch.linalg.vector_norm(added[name] - expected)
         assert float(error / torch.linalg.vector_norm(expected)) < 1e-6
@@ -327,108 +363,112 @@ def test_scores_added_over_clients_are_those_of_the_pooled_examples() -> None:
 
 @pytest.mark.parametrize("voting", ["null", "majority"])
 def test_every_client_scores_its_own_shard_and_nothing_else(
-    voting: str, calibrated: Callable[..., Parts], heard: Heard
+    voting: str, calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
     every = ["sparse.examples=null", f"sparse.voting={voting}"]
-    parts = calibrated(*BY_CLIENTS, *every)
-    assert parts.partition is not None
-    assert len(heard) == 2 * 5
-    assert all(examples is parts.train for examples, _ in heard)
-    seen = sorted(tuple(index.tolist()) for _, index in heard)
-    shards = [tuple(parts.partition.shard(client).tolist()) for client in range(5)]
+    experiment = calibrated(*BY_CLIENTS, *every)
+    assert experiment.partition is not None
+    assert len(calls) == 2 * 5
+    assert all(examples is experiment.train for examples, _ in calls)
+    seen = sorted(tuple(index.tolist()) for _, index in calls)
+    shards = [tuple(experiment.partition.shard(client).tolist()) for client in range(5)]
     assert seen == sorted(shards * 2)
 
 
 def test_calibrating_by_clients_needs_no_validation_images(
-    calibrated: Callable[..., Parts],
+    calibrated: Callable[..., Experiment],
 ) -> None:
     none = ["data.validation=0", "evaluate.select=last", "head=trained", "head.steps=2"]
     assert count(calibrated(*BY_CLIENTS, *none)) > 0
 
 
-def test_a_rule_that_looks_at_no_example_needs_none(calibrated: Callable[..., Parts]) -> None:
+def test_a_rule_that_uses_no_examples_needs_none(calibrated: Callable[..., Experiment]) -> None:
     none = ["data.validation=0", "evaluate.select=last", "head=trained", "head.steps=2"]
     assert count(calibrated(*none, "sparse.rule=highest_magnitude")) > 0
 
 
 def test_only_so_many_clients_calibrate_and_they_are_the_same_in_every_round(
-    calibrated: Callable[..., Parts], heard: Heard
+    calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
-    parts = calibrated(*BY_CLIENTS, "sparse.clients=2", "sparse.examples=null")
-    assert parts.partition is not None
-    shards = [tuple(parts.partition.shard(client).tolist()) for client in range(5)]
-    asked = [shards.index(tuple(index.tolist())) for _, index in heard]
-    assert len(asked) == 4
-    assert asked[:2] == asked[2:]
-    assert len(set(asked)) == 2
-    assert not same(parts, calibrated(*BY_CLIENTS, "sparse.examples=null", name="all"))
+    experiment = calibrated(*BY_CLIENTS, "sparse.clients=2", "sparse.examples=null")
+    assert experiment.partition is not None
+    shards = [tuple(experiment.partition.shard(client).tolist()) for client in range(5)]
+    scored = [shards.index(tuple(index.tolist())) for _, index in calls]
+    assert len(scored) == 4
+    assert scored[:2] == scored[2:]
+    assert len(set(scored)) == 2
+    assert not same(experiment, calibrated(*BY_CLIENTS, "sparse.examples=null", name="all"))
 
 
 def test_clients_score_at_most_so_many_examples_of_their_own(
-    calibrated: Callable[..., Parts], heard: Heard
+    calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
-    parts = calibrated(*BY_CLIENTS, "sparse.examples=3")
-    assert parts.partition is not None
-    shards = [set(parts.partition.shard(client).tolist()) for client in range(5)]
-    for number, (_, index) in enumerate(heard):
+    experiment = calibrated(*BY_CLIENTS, "sparse.examples=3")
+    assert experiment.partition is not None
+    shards = [set(experiment.partition.shard(client).tolist()) for client in range(5)]
+    for number, (_, index) in enumerate(calls):
         chosen = index.tolist()
         assert len(chosen) == len(set(chosen)) == 3
         assert set(chosen) <= shards[number % 5]
 
 
 def test_votes_end_at_one_density_with_different_weights(
-    calibrated: Callable[..., Parts],
+    calibrated: Callable[..., Experiment],
 ) -> None:
     votes = ("union", "majority", "intersection")
-    found = [calibrated(*BY_CLIENTS, *EXACT, f"sparse.voting={v}", name=v) for v in votes]
-    found.append(calibrated(*BY_CLIENTS, *EXACT, name="added"))
-    assert len({count(parts) for parts in found}) == 1
-    assert len({params.digest(parts.masks) for parts in found}) == 4
+    runs = [calibrated(*BY_CLIENTS, *EXACT, f"sparse.voting={v}", name=v) for v in votes]
+    runs.append(calibrated(*BY_CLIENTS, *EXACT, name="added"))
+    assert len({count(experiment) for experiment in runs}) == 1
+    assert len({params.digest(experiment.masks) for experiment in runs}) == 4
 
 
-def test_a_single_voter_has_its_way_whatever_the_vote(calibrated: Callable[..., Parts]) -> None:
+def test_a_single_client_decides_in_every_vote(
+    calibrated: Callable[..., Experiment],
+) -> None:
     votes = ("union", "majority", "intersection")
     one = [*BY_CLIENTS, *EXACT, "sparse.clients=1", "sparse.density=0.3"]
-    found = [calibrated(*one, f"sparse.voting={v}", name=v) for v in votes]
-    assert same(found[0], found[1])
-    assert same(found[1], found[2])
+    runs = [calibrated(*one, f"sparse.voting={v}", name=v) for v in votes]
+    assert same(runs[0], runs[1])
+    assert same(runs[1], runs[2])
 
 
 def test_what_calibrating_sends_is_counted_as_serialised(
-    calibrated: Callable[..., Parts],
+    calibrated: Callable[..., Experiment],
 ) -> None:
     added = calibrated(*BY_CLIENTS, name="added")
     scores = {name: value.detach().double() for name, value in matrices(added).items()}
-    assert added.facts["calibration_bytes_up"] == 2 * 5 * wire.size(scores)
+    assert added.measurements["calibration_bytes_up"] == 2 * 5 * wire.size(scores)
     voted = calibrated(*BY_CLIENTS, "sparse.voting=union", "sparse.clients=3", name="voted")
     ranks = {name: value.int() for name, value in scores.items()}
-    assert voted.facts["calibration_bytes_up"] == 3 * wire.size(ranks)
-    assert "calibration_bytes_up" not in calibrated(name="validation").facts
+    assert voted.measurements["calibration_bytes_up"] == 3 * wire.size(ranks)
+    assert "calibration_bytes_up" not in calibrated(name="validation").measurements
 
 
 @pytest.mark.parametrize("rule", ["random", "lowest_magnitude"])
-def test_a_rule_that_looks_at_no_example_sends_nothing_whoever_is_asked(
-    rule: str, calibrated: Callable[..., Parts], heard: Heard
+def test_a_rule_that_uses_no_examples_sends_nothing(
+    rule: str, calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
     by_clients = [f"sparse.rule={rule}", *BY_CLIENTS, "sparse.voting=union"]
-    asked = calibrated(*by_clients, name="clients")
+    federated = calibrated(*by_clients, name="clients")
     shutil.rmtree(cache_dir() / "masks")
     plain = calibrated(f"sparse.rule={rule}", name="plain")
-    assert heard == []
-    assert same(asked, plain)
-    assert asked.facts.get("calibration_bytes_up", 0) == 0
-    assert asked.facts.keys() == plain.facts.keys()  # else the cache would decide what is recorded
+    assert calls == []
+    assert same(federated, plain)
+    assert federated.measurements.get("calibration_bytes_up", 0) == 0
+    assert (
+        federated.measurements.keys() == plain.measurements.keys()
+    )  # else the cache would decide what is recorded
 
 
 def test_calibration_reads_the_validation_images_alone_and_leaves_the_test_split_sealed(
-    calibrated: Callable[..., Parts], heard: Heard
+    calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
-    parts = calibrated("sparse.examples=null")
-    assert parts.validation is not None
-    for examples, index in heard:
-        assert examples is parts.validation
-        assert torch.equal(index, torch.arange(len(parts.validation)))
-    assert parts.test.opened is None
+    experiment = calibrated("sparse.examples=null")
+    assert experiment.validation is not None
+    for examples, index in calls:
+        assert examples is experiment.validation
+        assert torch.equal(index, torch.arange(len(experiment.validation)))
+    assert experiment.test.opened is None
 
 
 REFUSED = {
@@ -447,11 +487,11 @@ REFUSED = {
     "sparse.clients=6 sparse.source=clients": "sparse.clients=6 are more than there are",
     "sparse.clients=0 sparse.source=clients": "sparse.clients must be at least 1",
     "sparse.rounds=0": "sparse.rounds must be at least 1",
-    "sparse.soft=2": "sparse.soft must lie in",
+    "sparse.shrink_factor=2": "sparse.shrink_factor must lie in",
     "sparse.examples=0": "sparse.examples must be at least 1",
     "sparse.passes=0": "sparse.passes must be at least 1",
     "sparse.micro_batch=0": "sparse.micro_batch must be at least 1",
-    "train.what=head": "sparse.density masks the backbone, which train.what=head leaves",
+    "train.trainable=head": "sparse.density masks the backbone, which train.trainable=head leaves",
     "data.validation=0 evaluate.select=last head=linear": "leaves nothing to calibrate on",
 }
 
@@ -459,15 +499,15 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_bad_input_gets_one_clear_sentence(words: str) -> None:
     with pytest.raises(FedlensError, match=REFUSED[words]) as caught:
-        told(*words.split())
-    said = str(caught.value)
-    assert "\n" not in said
-    assert said.endswith((".", "?"))
+        config_of(*words.split())
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith((".", "?"))
 
 
 @pytest.mark.parametrize("rule", ["random", "least_sensitive"])
 def test_a_density_that_trains_nothing_is_refused(
-    rule: str, calibrated: Callable[..., Parts]
+    rule: str, calibrated: Callable[..., Experiment]
 ) -> None:
     tiny = [f"sparse.rule={rule}", "sparse.density=1e-7"]
     with pytest.raises(FedlensError, match=r"sparse.density=1e-07 of \d+ weights is none at all"):

@@ -9,21 +9,31 @@ from torch import nn
 
 from fedlens import params
 from fedlens.data.examples import FeatureExamples
-from fedlens.federated import sampling, server
+from fedlens.errors import FedlensError
+from fedlens.federated import sampling
 from fedlens.federated.client import (
-    LocalRules,
-    Task,
+    LocalTraining,
     Trainer,
     client_stream,
-    effective_steps,
+    in_training_layout,
     local_order,
-    trained,
+    trainable_parameters,
 )
 from fedlens.federated.engines.serial import Serial
-from fedlens.federated.rounds import Gathering
+from fedlens.federated.rounds import FederatedAlgorithm
+from fedlens.federated.tasks import ClientTask
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream, generator
-from tests.federated.worlds import answers, linear, network, rules, tasks, world
+from fedlens.training.optimizers import AdamW, Sgd
+from tests.federated.small import (
+    answers,
+    examples,
+    linear,
+    local_training,
+    network,
+    shards,
+    tasks,
+)
 
 SEED = 7
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -34,69 +44,79 @@ OPTIMIZERS: list[dict[str, Any]] = [
 ]
 
 
+def sgd(training: LocalTraining) -> dict[str, Any]:
+    assert isinstance(training.optimizer, Sgd)
+    return vars(training.optimizer)
+
+
 def plain(
-    model: Classifier, examples: FeatureExamples, asked: Task, given: LocalRules
+    model: Classifier,
+    known: FeatureExamples,
+    shard: torch.Tensor,
+    asked: ClientTask,
+    given: LocalTraining,
 ) -> tuple[dict[str, torch.Tensor], float, int]:
     """What anybody would write: a loop over batches with torch's own SGD, on a model of its own."""
     model = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=asked.lr,
-        momentum=given.momentum,
-        weight_decay=given.weight_decay,
-        nesterov=given.nesterov,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=asked.lr, **sgd(given))
     stream = client_stream(SEED, asked)
-    order = local_order(len(asked.shard), given.batch_size, asked.steps, stream)
+    order = local_order(len(shard), given.batch_size, asked.steps, stream)
     total, correct = 0.0, 0
     for batch in torch.split(*order):
-        index = asked.shard[batch]
+        index = shard[batch]
         optimizer.zero_grad()
-        logits = model(examples.features[index])
-        loss = F.cross_entropy(logits, examples.labels[index], reduction="sum")
+        logits = model(known.features[index])
+        loss = F.cross_entropy(logits, known.labels[index], reduction="sum")
         (loss / len(index)).backward()
         optimizer.step()
         total += loss.item()
-        correct += int((logits.argmax(1) == examples.labels[index]).sum())
+        correct += int((logits.argmax(1) == known.labels[index]).sum())
     return params.copy(dict(model.named_parameters())), total, correct
 
 
 @pytest.mark.parametrize("options", OPTIMIZERS)
 @pytest.mark.parametrize("make", [linear, network])
 def test_a_client_is_a_plain_torch_loop_bit_for_bit(make: Any, options: dict[str, Any]) -> None:
-    examples, given = world(), rules(**options)
-    trainer = Trainer(make(), examples, given, SEED)
+    known, given, held = examples(), local_training(**options), shards([3, 11, 26])
+    trainer = Trainer(make(), known, held.shard, given, SEED)
     start = params.copy(trainer.trained)
     for asked in tasks([3, 11, 26], steps=9):  # more and less than a pass
         update = trainer.train(asked, start)
-        expected, loss, correct = plain(make(), examples, asked, given)
+        expected, loss, correct = plain(make(), known, held.shard(asked.client), asked, given)
         assert params.digest(update.parameters) == params.digest(expected)
+        assert update.tally is not None
         assert (update.tally.loss, update.tally.correct) == (loss, correct)
         assert update.fault is None
 
 
 def test_an_update_depends_on_nothing_that_was_trained_before() -> None:
     """Neither on other clients, nor on a diverged one, nor on the model's values at hand."""
-    given = rules(momentum=0.9, step={"dropout": 0.3})
-    engine = Serial(Trainer(network(), world(), given, SEED), 1)
+    given = local_training(momentum=0.9, step={"dropout": 0.3})
+    shard = shards([8, 12, 20]).shard
+    engine = Serial(Trainer(network(), examples(), shard, given, SEED), 1)
     start = params.copy(engine.trainer.trained)
     asked = tasks([8, 12, 20])
     forward = answers(engine, start, asked)
     assert forward == answers(engine, start, asked)
-    engine.trainer.train(Task(1, 0, torch.arange(8), 5, 1e38), start)
+    engine.trainer.train(replace(asked[0], lr=1e38), start)
     assert forward[::-1] == answers(engine, start, asked[::-1])
     for one, expected in zip(asked, forward, strict=True):
-        fresh = Serial(Trainer(network(), world(), given, SEED), 1)
+        fresh = Serial(Trainer(network(), examples(), shard, given, SEED), 1)
         assert answers(fresh, start, [one]) == [expected]
 
 
+def everything(client: int) -> torch.Tensor:
+    """Every client holds all 40 examples."""
+    del client
+    return torch.arange(40)
+
+
 def test_an_update_depends_on_seed_round_and_client() -> None:
-    start = params.copy(trained(network()))
-    shard = torch.arange(40)
+    start = params.copy(trainable_parameters(network()))
     found = {
         params.digest(
-            Trainer(network(), world(), rules(), seed)
-            .train(Task(round_, client, shard, 3, 0.1), start)
+            Trainer(network(), examples(), everything, local_training(), seed)
+            .train(ClientTask(round_, client, 3, 0.1, 40), start)
             .parameters
         )
         for seed in (0, 1)
@@ -107,7 +127,7 @@ def test_an_update_depends_on_seed_round_and_client() -> None:
 
 
 def test_an_update_leaves_the_parameters_it_started_from_alone() -> None:
-    trainer = Trainer(network(), world(), rules(proximal=0.1), SEED)
+    trainer = Trainer(network(), examples(), everything, local_training(proximal=0.1), SEED)
     start = params.copy(trainer.trained)
     before = params.digest(start)
     trainer.train(tasks([40])[0], start)
@@ -118,7 +138,7 @@ def test_only_what_requires_a_gradient_is_trained_and_travels() -> None:
     model = network()
     model.backbone.requires_grad_(False)
     before = params.digest(dict(model.backbone.named_parameters()))
-    trainer = Trainer(model, world(), rules(weight_decay=0.1), SEED)
+    trainer = Trainer(model, examples(), everything, local_training(weight_decay=0.1), SEED)
     update = trainer.train(tasks([40])[0], params.copy(trainer.trained))
     assert set(update.parameters) == {"head.weight", "head.bias"}
     assert params.digest(dict(model.backbone.named_parameters())) == before
@@ -141,28 +161,33 @@ def test_an_empty_shard_is_refused() -> None:
         local_order(0, 4, 1, Stream(0, ("test",)))
 
 
-def one_bias(given: LocalRules, *, steps: int, correction: Any = None) -> torch.Tensor:
+def one_bias(given: LocalTraining, *, steps: int, correction: Any = None) -> torch.Tensor:
     """Two classes, one example of class 0 with x = 0: only b moves, from (0, 0), with lr 1.
 
     Its gradient is softmax(b) − (1, 0): first (−½, ½).
     """
     model = Classifier(nn.Identity(), nn.Linear(1, 2))
-    examples = FeatureExamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    known = FeatureExamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     start = {"head.weight": torch.zeros(2, 1), "head.bias": torch.zeros(2)}
-    asked = Task(1, 0, torch.zeros(1, dtype=torch.long), steps, 1.0, correction)
-    return Trainer(model, examples, given, SEED).train(asked, start).parameters["head.bias"]
+    trainer = Trainer(model, known, shards([1]).shard, given, SEED)
+    asked = ClientTask(1, 0, steps, 1.0, 1, correction)
+    return trainer.train(asked, start).parameters["head.bias"]
 
 
 def test_fedprox_pulls_back_to_where_the_client_started() -> None:
     """b₁ = (½, −½); softmax(b₁)₀ = 0.731059; with μ = ½: b₂ = ½ + 0.268941 − ½·½ = 0.518941."""
-    assert one_bias(rules(proximal=0.5), steps=1).tolist() == [0.5, -0.5]
-    moved = one_bias(rules(proximal=0.5), steps=2)
+    assert one_bias(local_training(proximal=0.5), steps=1).tolist() == [0.5, -0.5]
+    moved = one_bias(local_training(proximal=0.5), steps=2)
     assert moved.tolist() == pytest.approx([0.518941, -0.518941], abs=1e-6)
-    assert one_bias(rules(), steps=2).tolist() == pytest.approx([0.768941, -0.768941], abs=1e-6)
+    assert one_bias(local_training(), steps=2).tolist() == pytest.approx(
+        [0.768941, -0.768941], abs=1e-6
+    )
 
 
 def test_fedprox_without_mu_is_plain() -> None:
-    assert torch.equal(one_bias(rules(proximal=0.0), steps=5), one_bias(rules(), steps=5))
+    assert torch.equal(
+        one_bias(local_training(proximal=0.0), steps=5), one_bias(local_training(), steps=5)
+    )
 
 
 def test_scaffold_adds_its_correction_to_every_gradient() -> None:
@@ -171,32 +196,32 @@ def test_scaffold_adds_its_correction_to_every_gradient() -> None:
         "head.weight": torch.tensor([[0.25], [0.0]]),
         "head.bias": torch.tensor([0.1, -0.2]),
     }
-    moved = one_bias(rules(), steps=1, correction=correction)
+    moved = one_bias(local_training(), steps=1, correction=correction)
     assert moved.tolist() == pytest.approx([0.4, -0.3], abs=1e-7)
     p = 1 / (1 + torch.tensor(-0.7).exp().item())  # softmax(b₁)₀
-    again = one_bias(rules(), steps=2, correction=correction)
+    again = one_bias(local_training(), steps=2, correction=correction)
     assert again.tolist() == pytest.approx([0.4 + 1 - p - 0.1, -0.3 - 1 + p + 0.2], abs=1e-6)
 
 
 def test_a_gradient_is_clipped_with_its_corrections() -> None:
     correction = {"head.weight": torch.zeros(2, 1), "head.bias": torch.tensor([3.5, 3.5])}
-    moved = one_bias(rules(step={"clip_norm": 1.0}), steps=1, correction=correction)
+    moved = one_bias(local_training(step={"clip_norm": 1.0}), steps=1, correction=correction)
     assert moved.tolist() == pytest.approx([-0.6, -0.8], abs=1e-5)  # −(3, 4)/5
 
 
 @pytest.mark.parametrize("cause", ["lr", "inputs"])
 def test_a_client_that_diverges_says_so_and_the_next_one_is_unhurt(cause: str) -> None:
-    examples = world()
+    known, shard = examples(), shards([8, 32]).shard
     if cause == "inputs":
-        examples.features[3, 2] = float("nan")
-    trainer = Trainer(network(), examples, rules(momentum=0.9), SEED)
+        known.features[3, 2] = float("nan")
+    trainer = Trainer(network(), known, shard, local_training(momentum=0.9), SEED)
     start = params.copy(trainer.trained)
-    bad = Task(1, 0, torch.arange(8), 20, 1e38 if cause == "lr" else 0.1)
+    bad = ClientTask(1, 0, 20, 1e38 if cause == "lr" else 0.1, 8)
     update = trainer.train(bad, start)
     assert update.fault
     assert "The loss became" in update.fault
-    good = Task(1, 1, torch.arange(8, 40), 5, 0.1)
-    fresh = Trainer(network(), examples, rules(momentum=0.9), SEED)
+    good = ClientTask(1, 1, 5, 0.1, 32)
+    fresh = Trainer(network(), known, shard, local_training(momentum=0.9), SEED)
     expected = params.digest(fresh.train(good, start).parameters)
     assert params.digest(trainer.train(good, start).parameters) == expected
 
@@ -205,22 +230,18 @@ def test_a_client_that_diverges_says_so_and_the_next_one_is_unhurt(cause: str) -
 def test_one_client_that_holds_everything_is_central_sgd_bit_for_bit(
     options: dict[str, Any],
 ) -> None:
-    examples, given, model = world(), rules(batch_size=8, **options), network()
+    known, given, model = examples(), local_training(batch_size=8, **options), network()
     central = copy.deepcopy(model)
-    trainer = Trainer(model, examples, given, SEED)
-    held = server.Server(trainer.trained, server.TABLE["average"], server.ServerSettings())
+    trainer = Trainer(model, known, everything, given, SEED)
+    algorithm = FederatedAlgorithm(Serial(trainer, 1), given, bad_update="raise", seed=SEED)
+    state = algorithm.init(trainer.trained)
     for round_ in (1, 2):
-        assert sampling.cohort(SEED, round_, clients=1, size=1) == [0]
-        asked = Task(round_, 0, torch.arange(40), 13, 0.1)
-        gathering = Gathering(held.parameters, given, strict=True)
-        for update in Serial(trainer, 1).updates(held.parameters, [asked]):
-            gathering.add(update)
-        change = gathering.change()
-        assert change is not None
-        held.step(change)
-        expected, _, _ = plain(central, examples, asked, given)
+        cohort = sampling.draw_cohort(SEED, round_, [40], size=1, lr=0.1, local_steps=13)
+        assert cohort.drawn == (0,)
+        state, _ = algorithm.apply(state, cohort)
+        expected, _, _ = plain(central, known, torch.arange(40), cohort.tasks[0], given)
         params.assign(dict(central.named_parameters()), expected)
-        assert params.digest(held.parameters) == params.digest(expected)
+        assert params.digest(state.trained) == params.digest(expected)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -235,14 +256,16 @@ def test_effective_steps_are_how_far_a_constant_gradient_carries(
     for _ in range(steps):
         w.grad = torch.ones_like(w)
         optimizer.step()
-    assert effective_steps(steps, momentum, nesterov=nesterov) == pytest.approx(-w.item(), rel=1e-9)
+    given = local_training(momentum=momentum, nesterov=nesterov)
+    assert given.effective_steps(steps) == pytest.approx(-w.item(), rel=1e-9)
 
 
 def test_serial_sets_its_threads_while_a_client_trains_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = torch.get_num_threads()
-    engine = Serial(Trainer(linear(), world(), rules(), SEED), before + 1)
+    trainer = Trainer(linear(), examples(), everything, local_training(), SEED)
+    engine = Serial(trainer, before + 1)
     during = []
     monkeypatch.setattr(engine.trainer, "train", lambda *_: during.append(torch.get_num_threads()))
     for _ in engine.updates({}, tasks([20, 20])):
@@ -267,8 +290,9 @@ def test_masks_that_are_all_true_change_nothing(options: dict[str, Any]) -> None
         name: torch.ones_like(value, dtype=torch.bool)
         for name, value in half_masks(network()).items()
     }
-    dense = Trainer(network(), world(), rules(**options), SEED)
-    masked = Trainer(network(), world(), rules(**options), SEED, masks=whole)
+    given, shard = local_training(**options), shards([20]).shard
+    dense = Trainer(network(), examples(), shard, given, SEED)
+    masked = Trainer(network(), examples(), shard, given, SEED, masks=whole)
     (asked,) = tasks([20], steps=9)
     update = masked.train(asked, params.copy(masked.packed()))
     expected = dense.train(asked, params.copy(dense.packed()))
@@ -283,9 +307,9 @@ def test_masks_that_are_all_true_change_nothing(options: dict[str, Any]) -> None
 def test_under_masks_a_client_is_a_plain_loop_that_puts_frozen_entries_back(
     options: dict[str, Any],
 ) -> None:
-    model, given = network(), rules(**options)
+    model, given = network(), local_training(**options)
     masks = half_masks(model)
-    trainer = Trainer(model, world(), given, SEED, masks=masks)
+    trainer = Trainer(model, examples(), shards([30]).shard, given, SEED, masks=masks)
     start, whole = params.copy(trainer.packed()), params.copy(dict(network().named_parameters()))
     (asked,) = tasks([30], steps=9)
     correction = {name: torch.full_like(value, 0.01) for name, value in start.items()}
@@ -293,18 +317,12 @@ def test_under_masks_a_client_is_a_plain_loop_that_puts_frozen_entries_back(
 
     reference = network()
     named = dict(reference.named_parameters())
-    optimizer = torch.optim.SGD(
-        named.values(),
-        lr=asked.lr,
-        momentum=given.momentum,
-        weight_decay=given.weight_decay,
-        nesterov=given.nesterov,
-    )
+    optimizer = torch.optim.SGD(named.values(), lr=asked.lr, **sgd(given))
     stream = client_stream(SEED, asked)
     for batch in torch.split(*local_order(30, given.batch_size, 9, stream)):
-        index = asked.shard[batch]
+        index = torch.arange(30)[batch]
         optimizer.zero_grad()
-        F.cross_entropy(reference(world().features[index]), world().labels[index]).backward()
+        F.cross_entropy(reference(examples().features[index]), examples().labels[index]).backward()
         with torch.no_grad():
             for name, value in named.items():
                 value.grad += given.proximal * (value - whole[name]) + 0.01
@@ -321,3 +339,33 @@ def test_under_masks_a_client_is_a_plain_loop_that_puts_frozen_entries_back(
             live = trainer.trained[name]
             assert torch.equal(live[~masks[name]], whole[name][~masks[name]])
             assert len(update.parameters[name]) == int(masks[name].sum())
+
+
+def test_an_optimizer_without_effective_steps_says_none() -> None:
+    given = replace(local_training(), optimizer=AdamW())
+    assert given.effective_steps(3) is None
+
+
+def test_clients_train_with_adamw_from_empty_moments() -> None:
+    given = replace(local_training(), optimizer=AdamW())
+    trainer = Trainer(network(), examples(), everything, given, SEED)
+    start = params.copy(trainer.trained)
+    (asked,) = tasks([40])
+    first = params.digest(trainer.train(asked, start).parameters)
+    assert params.digest(trainer.train(asked, start).parameters) == first
+
+
+def test_a_plain_module_trains_and_dropout_before_its_head_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    trainer = Trainer(model, examples(), everything, local_training(), SEED)
+    assert trainer.train(tasks([40])[0], params.copy(trainer.packed())).fault is None
+    with pytest.raises(FedlensError, match="linear layer called `head`"):
+        Trainer(model, examples(), everything, local_training(step={"dropout": 0.1}), SEED)
+
+
+def test_volumes_keep_their_layout_where_convolutions_change_theirs() -> None:
+    model = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3)])
+    in_training_layout(model)
+    flat, deep = (layer.weight for layer in model)
+    assert flat.is_contiguous(memory_format=torch.channels_last)
+    assert deep.is_contiguous()

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.federated.diagnostics import Observer, client_accuracy
+from fedlens.federated.diagnostics import Delta, client_accuracy, make_diagnostics
+from fedlens.params import Params
+from fedlens.registry import diagnostic
 from tests.federated.test_aggregation import elements
 
 SHAPES = {"w": (2, 3), "b": (3,)}
@@ -22,6 +24,24 @@ def start() -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape) for name, shape in SHAPES.items()}
 
 
+class Observer:
+    """All diagnostics of one round."""
+
+    def __init__(self, start: Params) -> None:
+        self.delta = Delta(start)
+        self.rows = {name: make(start) for name, make in make_diagnostics(diagnostic.names).items()}
+
+    def measure(self, parameters: Params) -> float:
+        return self.delta.measure(parameters)
+
+    def add(self, norm: float, examples: int) -> None:
+        for row in self.rows.values():
+            row.add(self.delta.values, norm, examples)
+
+    def metrics(self, mean: Params) -> dict[str, Any]:
+        return {name: row.result(mean) for name, row in self.rows.items()}
+
+
 def observed(clients: Round, begin: dict[str, torch.Tensor] | None = None) -> Observer:
     begin = begin or start()
     observer = Observer(begin)
@@ -30,6 +50,17 @@ def observed(clients: Round, begin: dict[str, torch.Tensor] | None = None) -> Ob
         moved = {"w": begin["w"] + flat[:6].view(2, 3), "b": begin["b"] + flat[6:]}
         observer.add(observer.measure(moved), examples)
     return observer
+
+
+def test_the_rows() -> None:
+    assert diagnostic.names == ["update_norms", "drift", "cosine", "sign_agreement"]
+
+
+def test_a_row_leaves_the_lent_update_alone() -> None:
+    observer = Observer(start())
+    norm = observer.measure({name: torch.full(shape, -2.0) for name, shape in SHAPES.items()})
+    observer.add(norm, 3)
+    assert all(bool((value == -2.0).all()) for value in observer.delta.values.values())
 
 
 def metrics(clients: Round) -> dict[str, Any]:

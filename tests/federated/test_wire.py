@@ -4,7 +4,7 @@ from safetensors.torch import save
 
 from fedlens import params
 from fedlens.federated import wire
-from tests.federated.worlds import linear, network
+from tests.federated.small import linear, network
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ PACKAGE = Path(fedlens.__file__).parent
 
 def run(experiment: str, overrides: list[str], root: Path, name: str) -> Path:
     """Composes a config, runs it to the end, and returns its folder below `root`."""
-    from fedlens.experiments.compose import compose
+    from fedlens.config.compose import compose
     from fedlens.experiments.run import start
 
     told = [*overrides, f"run.root={root}", f"run.name={name}"]
@@ -81,7 +81,7 @@ RESULT = {
     "test.per_class": "test_per_class",
     "per_client.mean": "clients_mean_top1",
     "per_client.worst_decile": "clients_worst_decile_top1",
-    "facts.ridge_lambda": "ridge_lambda",
+    "facts.l2": "ridge_lambda",
     "facts.temperature": "temperature",
     "facts.statistics_bytes_up": "statistics_bytes_up",
     "facts.calibration_bytes_up": "calibration_bytes_up",
@@ -91,7 +91,7 @@ RESULT = {
     "facts.weights_maskable": "weights_maskable",
 }
 # Values that may be renamed with the keys.
-WORDS: dict[str, str] = {}
+WORDS: dict[str, str] = {"requested": "asked for"}
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def masks(folder: Path) -> list[torch.Tensor] | None:
     path = folder / "masks.safetensors"
     if not path.exists():
         return None
-    from fedlens.sparse.storage import load
+    from fedlens.sparse.mask_files import load
 
     return list(load(path)[0].values())
 
@@ -208,8 +208,8 @@ def random_numbers() -> torch.Tensor:
 def synthetic_images() -> dict[str, torch.Tensor]:
     from fedlens.data import synthetic
 
-    world = synthetic.dataset(train_per_class=4, test_per_class=2)
-    train, test = world.load_train(), world.load_test()
+    data = synthetic.draw_dataset(train_per_class=4, test_per_class=2)
+    train, test = data.load_train(), data.load_test()
     return {"train": train.pixels, "test": test.pixels, "train_labels": train.labels}
 
 
@@ -226,16 +226,17 @@ def shards(
     """The places of every client's examples."""
     from fedlens.data.partition import partition
 
-    given: dict[str, Any] = {"classes_per_client": 10, "alpha": 0.3, "sigma": 1.0, "min_size": 1}
-    found = partition(labels, clients, name=name, seed=seed, **{**given, **keys})
+    if name in ("dirichlet", "quantity"):
+        keys = {"min_size": 1, **keys}
+    found = partition(labels, clients=clients, by=name, seed=seed, **keys)
     return [found.shard(client) for client in range(len(found))]
 
 
 def cohorts(name: str, seed: int, clients: int, size: int, rounds: int) -> list[list[int]]:
     """Who takes part in each round."""
-    from fedlens.federated.sampling import COHORTS
+    from fedlens.registry import sampling
 
-    draw = COHORTS[name]
+    draw = sampling[name].make
     return [list(draw(seed, n, clients=clients, size=size)) for n in range(1, rounds + 1)]
 
 
@@ -265,15 +266,15 @@ def sensitivities(
 ) -> list[torch.Tensor]:
     """The diagonal Fisher scores of all parameters of the backbone, in its order."""
     from fedlens import rng
-    from fedlens.data.batches import FeatureExamples
+    from fedlens.data.examples import FeatureExamples
     from fedlens.models.classifier import Classifier
     from fedlens.sparse.fisher import sensitivity
-    from fedlens.sparse.squares import Squares
+    from fedlens.sparse.per_example_gradients import SquaredGradients
 
     model = Classifier(backbone, head).eval()
     names = [name for name, _ in model.named_parameters() if name.startswith("backbone")]
     found = sensitivity(
-        Squares(model, names, inputs[:2]),
+        SquaredGradients(model, names, inputs[:2]),
         FeatureExamples(inputs, truth),
         labels=labels,
         target=target,

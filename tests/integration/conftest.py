@@ -1,4 +1,4 @@
-"""A world small enough to be lived through in a second."""
+"""Runs on the synthetic benchmark that are small enough to take a second."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def fedlens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command with these words: exit code, what it printed, and what it said on stderr."""
+    """Runs the command with these words and returns its exit code, stdout and stderr."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -48,17 +48,17 @@ def fedlens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         code = 0
         try:
             cli.main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
 
     return call
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Tiny:
-    """The quickstart in miniature; further overrides, and a folder for its runs."""
+    """A smaller quickstart, with further overrides, in a folder of this test."""
 
     def make(*overrides: str, root: str = "runs", experiment: str = "quickstart") -> Config:
         return compose(experiment, [*TINY, f"run.root={tmp_path / root}", *overrides])
@@ -67,7 +67,7 @@ def tiny(tmp_path: Path) -> Tiny:
 
 
 def facts(folder: RunFolder) -> dict[str, Any]:
-    """All that must be equal between two runs of the same config, bit for bit."""
+    """What must be equal, bit for bit, between two runs of the same config."""
     result = folder.result
     assert result is not None, f"{folder.name} is {folder.state()}: {folder.failure}"
     same = ("choice", "validation", "test", "facts", "unit", "units")
@@ -78,8 +78,8 @@ def facts(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-class Patience:
-    """Asks the run to stop at its n-th safe point."""
+class StopAfter:
+    """Interrupts a run at its n-th safe point."""
 
     def __init__(self, points: int) -> None:
         self.left = points
@@ -91,9 +91,9 @@ class Patience:
 
 
 def interrupted_at(config: Config, points: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    patience = Patience(points)
+    stop_after = StopAfter(points)
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "check", lambda self: patience.check(self))
+        patch.setattr(StopRequest, "check", lambda self: stop_after.check(self))
         try:
             start(config)
         except Interrupted:

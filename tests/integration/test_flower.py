@@ -1,7 +1,7 @@
 """The same experiment through Flower's apps gives the same participants, metrics and parameters.
 
-Here messages take no network: every node is a context of its own, with its own shard on disk.
-Whatever goes wrong on one is as if that client had been left out in one process, and is said.
+No network is used: every node is a Flower context with its own shard on disk. A failure on a node
+has the effect of leaving its client out of a run in one process, and the record says why.
 """
 
 import hashlib
@@ -20,40 +20,40 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 
-from fedlens import files
+from fedlens import files, rng
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments.flower import apps
+from fedlens.experiments.flower import apps, host
 from fedlens.experiments.flower.clients import SERVER_SHARD
-from fedlens.experiments.local_data import deal, world
+from fedlens.experiments.local_data import partition_spec, write_shards
 from fedlens.experiments.run import start
-from fedlens.experiments.trained_head import head_seed
 from fedlens.federated import sampling
-from fedlens.federated.client import Task, Update
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.flower import client_app, roster
-from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, VALUES, lost
-from fedlens.federated.tasks import Setup, Work
+from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, VALUES, failed_update
+from fedlens.federated.flower.setup import Setup
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
 from fedlens.models import backbones
 from fedlens.params import Params
+from fedlens.registry import engine as engine_registry
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.store.checkpoints import TENSORS
 from fedlens.store.run_folder import RunFolder
 from tests.federated.flower.inprocess import InProcessGrid, Spoil
-from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Patience, facts
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, StopAfter, facts
 
 NODES = 2
 ROUNDS = ["federated.rounds=2", "checkpoint.every=1"]
-ONE_BY_ONE = [*ON_FEATURES, "engine.vectorise=false"]  # heads on features: little work, all the way
+ONE_BY_ONE = [*ON_FEATURES, "engine.vectorise=false"]  # heads on features: the least work
 SPARSE = ["sparse.density=0.2", "sparse.rounds=2", "sparse.source=clients", "sparse.examples=4"]
 VARIANTS = {
     "fedavg": [],
     "scaffold": ["algorithm.scaffold=true"],
     "fedprox": [*ONE_BY_ONE, "algorithm.proximal=0.1"],
-    "fedadam": [*ONE_BY_ONE, "algorithm.server=adam", "algorithm.server_lr=0.01"],
+    "fedadam": [*ONE_BY_ONE, "algorithm.server=adam", "algorithm.server.lr=0.01"],
     "fednova": [
-        *ONE_BY_ONE, "algorithm.aggregator=normalised_mean", "federated.fewest_local_steps=1",
+        *ONE_BY_ONE, "algorithm.aggregator=fednova", "federated.min_local_steps=1",
     ],
     "median": [*ONE_BY_ONE, "algorithm.aggregator=median"],
     "ties": [*ONE_BY_ONE, "algorithm.aggregator=ties"],
@@ -67,65 +67,73 @@ VARIANTS = {
     "sparse scaffold": [*SPARSE, "algorithm.scaffold=true"],
 }  # fmt: skip
 
-# With SCAFFOLD, for then it matters what is remembered of a client, too.
+# With SCAFFOLD, so that the states of clients matter too.
 QUICK = [*FEDERATED, *ROUNDS, *ONE_BY_ONE, "algorithm.scaffold=true"]
 
 Deployed = Callable[..., InProcessGrid]
 
 
 @lru_cache
-def composed(*words: str) -> Config:
-    return compose("quickstart_fedavg", [*TINY, *words])
+def composed(*overrides: str) -> Config:
+    return compose("quickstart_fedavg", [*TINY, *overrides])
 
 
-def experiment(root: Path, *words: str) -> Config:
-    config = composed(*words)
+def experiment(root: Path, *overrides: str) -> Config:
+    config = composed(*overrides)
     return replace(config, run=replace(config.run, root=str(root)))
 
 
 def over_flower(config: Config) -> Config:
-    """The same experiment, by Flower, in a folder of its own."""
-    engine = replace(config.engine, name="flower")
+    """The same experiment by Flower's deployment engine, in another folder."""
+    shared = ("threads_per_client", "vectorise")
+    kept = {key: config.engine[key] for key in shared}
+    engine = engine_registry.settings({"name": "flower", **kept}, "engine")
     return replace(config, engine=engine, run=replace(config.run, root=f"{config.run.root}-flower"))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For what tests may share: dealt data, the nodes' cache, runs to compare with."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For what tests share: the nodes' data, their cache, runs to compare with."""
     return tmp_path_factory.mktemp("flower")
 
 
 @pytest.fixture
-def deployed(place: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
-    """A federation of two nodes; nothing comes from the cache of the run it is compared with."""
+def deployed(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
+    """A federation with a cache of its own, so that it finds nothing another run computed."""
 
-    def make(config: Config, spoil: Spoil | None = None, *, cache: Path | None = None) -> Any:
-        name = hashlib.sha256(json.dumps(world(config)).encode()).hexdigest()[:16]
-        if not (folder := place / name).exists():
-            deal(config, folder, NODES)
+    def make(
+        config: Config,
+        spoil: Spoil | None = None,
+        *,
+        cache: Path | None = None,
+        nodes: int = NODES,
+    ) -> Any:
+        name = hashlib.sha256(json.dumps(partition_spec(config)).encode()).hexdigest()[:16]
+        if not (folder := shared_folder / f"{name}-{nodes}").exists():
+            write_shards(config, folder, nodes)
         monkeypatch.setenv(SERVER_SHARD, str(folder / "server"))
-        monkeypatch.setenv("FEDLENS_CACHE", str(cache or place / "cache"))
-        nodes: dict[int, dict[str, str | int]] = {
-            100 + i: {apps.SHARD: str(folder / f"node-{i}")} for i in range(NODES)
+        monkeypatch.setenv("FEDLENS_CACHE", str(cache or shared_folder / "cache"))
+        node_configs: dict[int, dict[str, str | int]] = {
+            100 + i: {apps.SHARD: str(folder / f"node-{i}")} for i in range(nodes)
         }
-        return InProcessGrid(apps.client, nodes, spoil)
+        return InProcessGrid(apps.client, node_configs, spoil)
 
     return make
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> None:
-    """A process of its own would know nothing of other tests' federations."""
-    forget()
+def _new_process() -> None:
+    """Each test starts without what the nodes of other tests keep in memory."""
+    clear_caches()
 
 
-def forget() -> None:
-    for remembered in (apps._deployed, apps._shard, client_app._stored):
-        remembered.cache_clear()
+def clear_caches() -> None:
+    for cached in (apps._session, apps._shard, client_app._stored):
+        cached.cache_clear()
 
 
 def parameters(folder: RunFolder) -> dict[str, bytes]:
-    """Of the newest checkpoint, bit by bit."""
+    """The bytes of the newest checkpoint's tensors."""
     return {name: value.numpy().tobytes() for name, value in _newest(folder).items()}
 
 
@@ -145,40 +153,64 @@ def test_flower_gives_the_bits_of_one_process(
     alone = experiment(tmp_path / "runs", *FEDERATED, *ROUNDS, *VARIANTS[variant])
     serial = start(alone)
     config = over_flower(alone)
-    found = start(config, grid=deployed(config))
-    assert facts(found) == facts(serial)
-    assert parameters(found) == parameters(serial)
+    flower = start(config, grid=deployed(config))
+    assert facts(flower) == facts(serial)
+    assert parameters(flower) == parameters(serial)
 
 
-# Heads that train together as one batched product add up in another order: the last bits differ.
+def test_a_node_builds_its_model_once_for_all_setups_of_a_run(
+    tmp_path: Path, deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three setups: as the run starts, with the fitted head, and with the masks."""
+    builds: list[Config] = []
+    setups: set[str] = set()
+    build, load = host.build, host.HostSession.load
+
+    def count_build(config: Config, *arguments: Any) -> Any:
+        builds.append(config)
+        return build(config, *arguments)
+
+    def record_setup(self: host.HostSession, setup: Setup) -> host.HostSession:
+        setups.add(setup.digest)
+        return load(self, setup)
+
+    monkeypatch.setattr(host, "build", count_build)
+    monkeypatch.setattr(host.HostSession, "load", record_setup)
+    config = over_flower(experiment(tmp_path / "runs", *FEDERATED, *ROUNDS, *SPARSE, "head=ridge"))
+    start(config, grid=deployed(config, cache=tmp_path / "cache", nodes=1))
+    assert len(setups) == 3
+    assert len(builds) == 1
+
+
+# Heads trained together as one batched product are summed in another order: the last bits differ.
 TOLERANCE = 1e-6
 
 
 def test_vectorised_heads_agree_but_for_the_last_bits(tmp_path: Path, deployed: Deployed) -> None:
-    words = [*FEDERATED, *ROUNDS, *ON_FEATURES]
-    together = experiment(tmp_path / "together", *words)
-    one_by_one = experiment(tmp_path / "one", *words, "engine.vectorise=false")
+    options = [*FEDERATED, *ROUNDS, *ON_FEATURES]
+    together = experiment(tmp_path / "together", *options)
+    one_by_one = experiment(tmp_path / "one", *options, "engine.vectorise=false")
     serial = [start(together), start(one_by_one)]
     config = over_flower(together)
-    found = start(config, grid=deployed(config))
+    flower = start(config, grid=deployed(config))
     for other in serial:
-        theirs = _newest(other)
-        for name, value in _newest(found).items():
-            furthest = float((value - theirs[name]).abs().max())
-            assert furthest <= TOLERANCE * float(value.abs().max())
-        for mine, yours in zip(records(found), records(other), strict=True):
+        expected = _newest(other)
+        for name, value in _newest(flower).items():
+            difference = float((value - expected[name]).abs().max())
+            assert difference <= TOLERANCE * float(value.abs().max())
+        for one, another in zip(records(flower), records(other), strict=True):
             exact = ("participants", "clients", "bytes_up", "bytes_down", "lr")
-            assert all(mine[key] == yours[key] for key in exact)
-            assert mine["client_losses"] == pytest.approx(yours["client_losses"], rel=TOLERANCE)
+            assert all(one[key] == another[key] for key in exact)
+            assert one["client_losses"] == pytest.approx(another["client_losses"], rel=TOLERANCE)
 
 
 Harm = Callable[[Message], Message | None]  # what arrives instead of a reply
 
 
-def asks(message: Message, **wanted: object) -> bool:
-    """Whether a message asks for this."""
-    said = message.content.config_records[CONFIG]
-    return all(said.get(key) == value for key, value in wanted.items())
+def matches(message: Message, **wanted: object) -> bool:
+    """Whether a message's config has these values."""
+    config = message.content.config_records[CONFIG]
+    return all(config.get(key) == value for key, value in wanted.items())
 
 
 def values(reply: Message) -> Any:
@@ -201,19 +233,21 @@ def with_metrics(**changed: float) -> Harm:
     return harm
 
 
-def instead(what: RecordDict | Error) -> Harm:
+def instead(content: RecordDict | Error) -> Harm:
     def harm(reply: Message) -> Message:
-        told = reply.metadata
-        asked = Message(RecordDict(), dst_node_id=told.src_node_id, message_type=told.message_type)
-        asked.metadata.__dict__["_message_id"] = told.reply_to_message_id
-        return Message(what, reply_to=asked)
+        about = reply.metadata
+        query = Message(
+            RecordDict(), dst_node_id=about.src_node_id, message_type=about.message_type
+        )
+        query.metadata.__dict__["_message_id"] = about.reply_to_message_id
+        return Message(content, reply_to=query)
 
     return harm
 
 
-def poisoned(found: Any) -> Array:
-    found[3] = np.nan
-    return Array(found)
+def not_finite(values: Any) -> Array:
+    values[3] = np.nan
+    return Array(values)
 
 
 def garbage(data: bytes) -> Harm:
@@ -221,32 +255,32 @@ def garbage(data: bytes) -> Harm:
 
 
 SPOILED: dict[str, tuple[Harm, str]] = {
-    "values that are not numbers": (with_values(poisoned), "not finite"),
-    "too few values": (with_values(lambda found: Array(found[:-1])), "values of shape"),
-    "a matrix": (with_values(lambda found: Array(found[None])), "values of shape"),
-    "doubles": (with_values(lambda found: Array(found.astype(np.float64))), "torch.float64"),
+    "values that are not numbers": (with_values(not_finite), "not finite"),
+    "too few values": (with_values(lambda sent: Array(sent[:-1])), "values of shape"),
+    "a matrix": (with_values(lambda sent: Array(sent[None])), "values of shape"),
+    "doubles": (with_values(lambda sent: Array(sent.astype(np.float64))), "torch.float64"),
     "garbage": (garbage(b"PK\3\4 and so on"), "cannot be read"),
     "no bytes": (garbage(b""), "cannot be read"),
-    "a loss that is no number": (with_metrics(loss=float("nan")), "metrics are not finite"),
+    "a loss that is not a number": (with_metrics(loss=float("nan")), "metrics are not finite"),
     "no example seen": (with_metrics(seen=0), "it saw no example"),
     "an error": (instead(Error(code=0, reason="killed")), "its node failed (killed)"),
-    "an empty answer": (instead(RecordDict()), "its answer says nothing"),
+    "an empty answer": (instead(RecordDict()), "its reply is empty"),
     "no answer": (lambda reply: None, "no answer came within 600 s"),
 }
 
 
 def spoiling(harm: Harm, **wanted: object) -> Spoil:
-    """Harms the answers to such questions."""
+    """Harms the replies to messages whose config has these values."""
 
-    def spoil(node: int, asked: Message, reply: Message) -> Message | None:
-        answers = not reply.has_error() and ARRAYS in reply.content  # it is prepared
-        return harm(reply) if answers and asks(asked, **wanted) else reply
+    def spoil(node: int, message: Message, reply: Message) -> Message | None:
+        answers = not reply.has_error() and ARRAYS in reply.content  # the node has the setup
+        return harm(reply) if answers and matches(message, **wanted) else reply
 
     return spoil
 
 
-class Impatient:
-    """Time that flies as soon as somebody waits; stands in for the module `time` in `fleet`."""
+class FakeTime:
+    """A clock that only advances by sleeping; replaces the module `time` in `roster`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -260,95 +294,99 @@ class Impatient:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "time", Impatient())
+    monkeypatch.setattr(roster, "time", FakeTime())
 
 
 @pytest.fixture(scope="module")
-def serial(place: Path) -> RunFolder:
-    return start(experiment(place / "serial", *QUICK))
+def serial(shared_folder: Path) -> RunFolder:
+    return start(experiment(shared_folder / "serial", *QUICK))
 
 
 @pytest.fixture(scope="module")
 def left_out(serial: RunFolder) -> int:
-    """Somebody who takes part in round 1, neither first nor last."""
+    """A client of round 1 that is neither the first nor the last."""
     client: int = records(serial)[0]["clients"][1]
     return client
 
 
 @pytest.fixture(scope="module")
-def without_one(place: Path, left_out: int) -> RunFolder:
-    """The serial run, had it not had one client's update in round 1."""
+def without_one(shared_folder: Path, left_out: int) -> RunFolder:
+    """The serial run without one client's update in round 1."""
     updates = Serial.updates
 
-    def some(self: Serial, parameters: Params, tasks: Sequence[Task]) -> Iterator[Update]:
+    def without_update(
+        self: Serial, parameters: Params, tasks: Sequence[ClientTask]
+    ) -> Iterator[ClientUpdate]:
         for update in updates(self, parameters, tasks):
             task = update.task
-            gone = (task.round, task.client) == (1, left_out)
-            yield lost(task, "it is left out") if gone else update
+            missing = (task.round, task.client) == (1, left_out)
+            yield failed_update(task, "it is left out") if missing else update
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Serial, "updates", some)
-        return start(experiment(place / "without-one", *QUICK))
+        patch.setattr(Serial, "updates", without_update)
+        return start(experiment(shared_folder / "without-one", *QUICK))
 
 
-def same_but_for_reasons(found: RunFolder, expected: RunFolder) -> dict[str, str]:
-    """Asserts that two runs left out the same clients and are equal; says why `found` did."""
-    ours, theirs = records(found), records(expected)
-    why: dict[str, str] = {}
-    for mine, yours in zip(ours, theirs, strict=True):
-        rejected = mine.pop("rejected", {})
-        assert rejected.keys() == yours.pop("rejected", {}).keys()
-        why |= rejected
-    assert ours == theirs
-    assert parameters(found) == parameters(expected)
-    return why
+def assert_same_but_for_reasons(run: RunFolder, expected: RunFolder) -> dict[str, str]:
+    """Asserts that two runs left out the same clients and are equal; returns the run's reasons."""
+    run_records, expected_records = records(run), records(expected)
+    reasons: dict[str, str] = {}
+    for record, expected_record in zip(run_records, expected_records, strict=True):
+        rejected = record.pop("rejected", {})
+        assert rejected.keys() == expected_record.pop("rejected", {}).keys()
+        reasons |= rejected
+    assert run_records == expected_records
+    assert parameters(run) == parameters(expected)
+    return reasons
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_a_bad_answer_is_left_out_and_named_and_the_others_count(
+def test_a_bad_reply_is_left_out_and_recorded_and_the_others_count(
     how: str, without_one: RunFolder, left_out: int, tmp_path: Path, deployed: Deployed
 ) -> None:
     harm, why = SPOILED[how]
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
     grid = deployed(config, spoiling(harm, round=1, client=left_out))
-    said = same_but_for_reasons(start(config, grid=grid), without_one)
-    assert why in said[str(left_out)]
+    reasons = assert_same_but_for_reasons(start(config, grid=grid), without_one)
+    assert why in reasons[str(left_out)]
 
 
-def test_an_app_that_fails_is_a_fault_of_its_client(
+def test_a_failing_app_leaves_its_client_out(
     without_one: RunFolder,
     left_out: int,
     tmp_path: Path,
     deployed: Deployed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    train = apps.Node.train
+    train = host.FlowerHost.train
 
-    def fail(self: apps.Node, setup: Setup, work: Work, *more: Any) -> Update:
-        if (work.round, work.client) == (1, left_out):
+    def fail(
+        self: host.FlowerHost, setup: Setup, stage: Stage, task: ClientTask, parameters: Params
+    ) -> ClientUpdate:
+        if (task.round, task.client) == (1, left_out):
             raise RuntimeError("a bug in the app")
-        return train(self, setup, work, *more)
+        return train(self, setup, stage, task, parameters)
 
-    monkeypatch.setattr(apps.Node, "train", fail)
+    monkeypatch.setattr(host.FlowerHost, "train", fail)
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
-    said = same_but_for_reasons(start(config, grid=deployed(config)), without_one)
-    assert "a bug in the app" in said[str(left_out)]
+    reasons = assert_same_but_for_reasons(start(config, grid=deployed(config)), without_one)
+    assert "a bug in the app" in reasons[str(left_out)]
 
 
-def test_a_bad_answer_ends_a_strict_run_in_one_sentence(
+def test_a_bad_reply_ends_a_strict_run_with_one_sentence(
     left_out: int, tmp_path: Path, deployed: Deployed
 ) -> None:
     strict = experiment(tmp_path / "runs", *QUICK, "federated.fail_on_bad_update=true")
     config = over_flower(strict)
     harm, _ = SPOILED["values that are not numbers"]
     grid = deployed(config, spoiling(harm, round=1, client=left_out))
-    why = rf"client {left_out} in round 1 was rejected: .* not finite \(federated.fail_on_bad_up"
+    why = rf"client {left_out} in round 1 was rejected: .* not finite: set federated.fail_on_bad"
     with pytest.raises(FedlensError, match=why):
         start(config, grid=grid)
 
 
 @pytest.mark.parametrize("how", ["no answer", "an error", "garbage"])
-def test_a_round_without_any_answer_ends_the_run_which_goes_on_once_nodes_are_back(
+def test_a_round_without_any_reply_ends_the_run_which_resumes_when_nodes_are_back(
     how: str, serial: RunFolder, tmp_path: Path, deployed: Deployed
 ) -> None:
     harm, why = SPOILED[how]
@@ -356,17 +394,17 @@ def test_a_round_without_any_answer_ends_the_run_which_goes_on_once_nodes_are_ba
     grid = deployed(config, spoiling(harm, round=2))
     with pytest.raises(FedlensError) as ended:
         start(config, grid=grid)
-    said = str(ended.value)
-    assert "None of the 3 clients of round 2 gave an update" in said
-    assert why in said
-    assert "run the same command again" in said
+    message = str(ended.value)
+    assert "None of the 3 clients of round 2 gave an update" in message
+    assert why in message
+    assert "run the same command again" in message
     grid.spoil = None
-    found = start(config, grid=grid)
-    assert facts(found) == facts(serial)
-    assert parameters(found) == parameters(serial)
+    flower = start(config, grid=grid)
+    assert facts(flower) == facts(serial)
+    assert parameters(flower) == parameters(serial)
 
 
-def test_a_run_without_nodes_says_so_and_goes_on_once_they_are_there(
+def test_a_run_without_nodes_says_so_and_resumes_when_they_are_there(
     serial: RunFolder, tmp_path: Path, deployed: Deployed
 ) -> None:
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
@@ -379,10 +417,10 @@ def test_a_run_without_nodes_says_so_and_goes_on_once_they_are_there(
 
 
 def interrupted(
-    config: Config, grid: InProcessGrid, patience: Patience, monkeypatch: pytest.MonkeyPatch
+    config: Config, grid: InProcessGrid, stop_after: StopAfter, monkeypatch: pytest.MonkeyPatch
 ) -> bool:
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "check", lambda self: patience.check(self))
+        patch.setattr(StopRequest, "check", lambda self: stop_after.check(self))
         try:
             start(config, grid=grid)
         except Interrupted:
@@ -390,44 +428,44 @@ def interrupted(
     return False
 
 
-def test_a_run_interrupted_again_and_again_goes_on_to_the_same_bits(
+def test_a_run_interrupted_several_times_ends_with_the_same_bits(
     serial: RunFolder, tmp_path: Path, deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
     grid = deployed(config)
     stops = 0
     for points in (1, 3, 5, 7):
-        stops += interrupted(config, grid, Patience(points), monkeypatch)
-        forget()
+        stops += interrupted(config, grid, StopAfter(points), monkeypatch)
+        clear_caches()
     assert stops >= 2
-    found = start(config, grid=grid)
-    assert facts(found) == facts(serial)
-    assert parameters(found) == parameters(serial)
+    flower = start(config, grid=grid)
+    assert facts(flower) == facts(serial)
+    assert parameters(flower) == parameters(serial)
 
 
-ASKED = {
+QUERIES = {
     "statistics": ["head=ridge"],
     "sensitivity": ["train=full", *SPARSE],
-    "ballot": ["train=full", *SPARSE, "sparse.voting=majority"],
+    "ranking": ["train=full", *SPARSE, "sparse.voting=majority"],
 }
-ALL_ALIKE = with_values(lambda found: Array(np.zeros_like(found)))
-UNUSABLE = [
+ALL_EQUAL = with_values(lambda sent: Array(np.zeros_like(sent)))
+UNUSABLE_REPLIES = [
     ("statistics", *SPOILED["no answer"]),
     ("statistics", *SPOILED["garbage"]),
     ("statistics", *SPOILED["values that are not numbers"]),
     ("sensitivity", *SPOILED["an error"]),
-    ("sensitivity", instead(RecordDict()), "sent what cannot be used"),
-    ("ballot", *SPOILED["no answer"]),
-    ("ballot", ALL_ALIKE, "ranks nothing"),
+    ("sensitivity", instead(RecordDict()), "sent an invalid reply"),
+    ("ranking", *SPOILED["no answer"]),
+    ("ranking", ALL_EQUAL, "not a permutation"),
 ]
 
 
-@pytest.mark.parametrize(("what", "harm", "why"), UNUSABLE)
-def test_a_sum_that_lacks_a_clients_part_is_not_taken_and_the_client_named(
-    what: str, harm: Harm, why: str, tmp_path: Path, deployed: Deployed
+@pytest.mark.parametrize(("ask", "harm", "why"), UNUSABLE_REPLIES)
+def test_a_sum_that_lacks_a_clients_part_is_refused_and_the_client_named(
+    ask: str, harm: Harm, why: str, tmp_path: Path, deployed: Deployed
 ) -> None:
-    config = over_flower(experiment(tmp_path / "runs", *QUICK, *ASKED[what]))
-    grid = deployed(config, spoiling(harm, ask=what, client=3), cache=tmp_path / "cache")
+    config = over_flower(experiment(tmp_path / "runs", *QUICK, *QUERIES[ask]))
+    grid = deployed(config, spoiling(harm, ask=ask, client=3), cache=tmp_path / "cache")
     with pytest.raises(FedlensError, match="Client 3 ") as ended:
         start(config, grid=grid)
     assert why in str(ended.value)
@@ -438,7 +476,7 @@ def test_a_head_is_not_trained_without_a_client_it_needs(
 ) -> None:
     alone = experiment(tmp_path / "runs", *QUICK, "head=trained", "head.steps=2")
     config = over_flower(alone)
-    missing = sampling.cohort(head_seed(config), 1, clients=5, size=3)[1]
+    missing = sampling.uniform(rng.address(config.seed, "trained head"), 1, clients=5, size=3)[1]
     harm, why = SPOILED["an error"]
     grid = deployed(config, spoiling(harm, stage="head", client=missing))
     with pytest.raises(FedlensError, match=f"Client {missing} did not train the head") as ended:
@@ -451,33 +489,33 @@ def test_a_head_is_not_trained_without_a_client_it_needs(
 def test_a_setup_damaged_on_a_nodes_disk_is_sent_again(
     serial: RunFolder, tmp_path: Path, deployed: Deployed
 ) -> None:
-    def spoil(node: int, asked: Message, reply: Message) -> Message:
-        for kept in (files.cache_dir() / "flower").glob("*.safetensors"):
-            kept.write_bytes(kept.read_bytes()[:-3])
-        forget()
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        for stored in (files.cache_dir() / "flower").glob("*.safetensors"):
+            stored.write_bytes(stored.read_bytes()[:-3])
+        clear_caches()
         return reply
 
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
-    found = start(config, grid=deployed(config, spoil, cache=tmp_path / "cache"))
-    assert facts(found) == facts(serial)
+    flower = start(config, grid=deployed(config, spoil, cache=tmp_path / "cache"))
+    assert facts(flower) == facts(serial)
 
 
-def test_a_node_with_other_weights_says_so_and_trains_nothing(
+def test_a_node_with_different_weights_is_refused_and_trains_nothing(
     tmp_path: Path, deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hash of the server's weights goes with the setup; a node has a file of its own."""
+    """The setup contains the hash of the server's weights; a node has its own file."""
     row = backbones.find("vit_pico")
-    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
-    for seed, path in enumerate((ours, theirs)):
+    same, different = tmp_path / "same.safetensors", tmp_path / "different.safetensors"
+    for seed, path in enumerate((same, different)):
         save_file(backbones.create(row, resolution=row.resolution, seed=seed).state_dict(), path)
-    pretrained = ["backbone.pretrained=true", f"backbone.weights={ours}"]
+    pretrained = ["backbone.pretrained=true", f"backbone.weights={same}"]
     alone = experiment(tmp_path / "runs", *QUICK, *pretrained)
     config = over_flower(alone)
     grid = deployed(config)
-    monkeypatch.setattr("fedlens.experiments.build.pico_weights", lambda **_: theirs)
-    with pytest.raises(FedlensError, match=r"None of the 3 .*another file") as ended:
+    monkeypatch.setattr("fedlens.experiments.build.pico_weights", lambda **_: different)
+    with pytest.raises(FedlensError, match=r"None of the 3 .*use the file with that hash") as ended:
         start(config, grid=grid)
-    assert files.sha256(ours) in str(ended.value)
-    assert files.sha256(theirs) in str(ended.value)
-    monkeypatch.setattr("fedlens.experiments.build.pico_weights", lambda **_: ours)
+    assert files.sha256(same) in str(ended.value)
+    assert files.sha256(different) in str(ended.value)
+    monkeypatch.setattr("fedlens.experiments.build.pico_weights", lambda **_: same)
     assert facts(start(config, grid=grid)) == facts(start(alone))

@@ -1,4 +1,4 @@
-"""`fedlens flower` as one types it: what is dealt, made, started, shown, and gone afterwards."""
+"""`fedlens flower`: its files, the processes it starts and ends, what it prints."""
 
 import os
 import re
@@ -17,28 +17,28 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlens[fl
 
 from tests.integration.conftest import TINY, Call
 
-DEAL = ["quickstart_fedavg", *TINY, "federated.clients=4"]
+SPLIT = ["quickstart_fedavg", *TINY, "federated.clients=4"]
 FEDLENS = str(Path(sys.executable).with_name("fedlens"))
-SOON = 120.0  # seconds: torch is imported, several times over
+TIMEOUT_S = 120.0  # several processes import torch
 
 
-def concerned_with(folder: Path) -> set[int]:
-    """The processes in whose command this folder is named."""
-    found = set()
+def processes_of(folder: Path) -> set[int]:
+    """The processes whose command names this folder."""
+    pids = set()
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if os.fsencode(folder) in place.read_bytes():
-                found.add(int(place.parent.name))
+                pids.add(int(place.parent.name))
         except OSError:  # it has just ended
             continue
-    return found
+    return pids
 
 
 @contextmanager
 def started(*words: str, at: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], str]]]:
-    """The command as a process, and what it has said so far."""
-    shown = at / "shown.txt"
-    with shown.open("wb") as stream:
+    """The command as a process, and a function that reads its output so far."""
+    output = at / "output.txt"
+    with output.open("wb") as stream:
         process = subprocess.Popen(
             [FEDLENS, *words],
             cwd=at,
@@ -48,80 +48,82 @@ def started(*words: str, at: Path) -> Iterator[tuple["subprocess.Popen[bytes]", 
             start_new_session=True,
         )
         try:
-            yield process, lambda: shown.read_text("utf-8", errors="replace")
+            yield process, lambda: output.read_text("utf-8", errors="replace")
         finally:
             process.kill()
             process.wait(30)
 
 
-def until(so: Callable[[], object], said: Callable[[], str]) -> None:
-    end = time.monotonic() + SOON
-    while not so():
-        assert time.monotonic() < end, said()
+def wait_until(condition: Callable[[], object], output: Callable[[], str]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, output()
         time.sleep(0.1)
 
 
 def assert_ends_with_all_its_children(
-    process: "subprocess.Popen[bytes]", folder: Path, said: Callable[[], str], *, fewest: int
+    process: "subprocess.Popen[bytes]", folder: Path, output: Callable[[], str], *, fewest: int
 ) -> None:
-    assert len(concerned_with(folder)) >= fewest
+    assert len(processes_of(folder)) >= fewest
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 75, said()
-    assert "Traceback" not in said()
-    until(lambda: not concerned_with(folder), lambda: str(concerned_with(folder)))
+    assert process.wait(60) == 75, output()
+    assert "Traceback" not in output()
+    wait_until(lambda: not processes_of(folder), lambda: str(processes_of(folder)))
 
 
-def test_up_starts_a_federation_shows_its_log_and_leaves_nothing(tmp_path: Path) -> None:
+def test_up_starts_a_federation_prints_its_logs_and_ends_all_processes(tmp_path: Path) -> None:
     folder = tmp_path / "federation"
-    words = [*DEAL, "--nodes", "2", "--address", "127.0.0.1:0", "--federation", str(folder)]
-    with started("flower", "up", *words, at=tmp_path) as (process, said):
-        until(lambda: "2 nodes are connected" in said() or process.poll() is not None, said)
-        assert "fedlens run quickstart_fedavg" in said()  # what to type in another terminal
+    words = [*SPLIT, "--nodes", "2", "--address", "127.0.0.1:0", "--federation", str(folder)]
+    with started("flower", "up", *words, at=tmp_path) as (process, output):
+        wait_until(
+            lambda: "2 nodes are connected" in output() or process.poll() is not None, output
+        )
+        assert "fedlens run quickstart_fedavg" in output()  # the command for another terminal
         for name in ("superlink", "node-0", "node-1"):
-            until(lambda name=name: re.search(rf"^\[{name}\] \S", said(), re.MULTILINE), said)
+            wait_until(
+                lambda name=name: re.search(rf"^\[{name}\] \S", output(), re.MULTILINE), output
+            )
         # Itself, the SuperLink and its executor, two nodes and their SuperNodes.
-        assert_ends_with_all_its_children(process, folder, said, fewest=7)
+        assert_ends_with_all_its_children(process, folder, output, fewest=7)
     assert not (tmp_path / "runs").exists()
 
 
-def test_parts_that_were_dealt_and_keys_that_were_made_serve_a_superlink(
-    fedlens: Call, tmp_path: Path
-) -> None:
+def test_a_superlink_starts_with_the_written_data_and_keys(fedlens: Call, tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     at = ["--federation", str(folder)]
-    code, said, _ = fedlens("flower", "partition", *DEAL, "--nodes", "2", *at)
-    assert (code, said) == (0, f"{folder} holds the data of 2 nodes and the server.\n")
-    code, said, _ = fedlens("flower", "partition", *DEAL, "--nodes", "2", *at)
-    assert (code, said) == (0, f"{folder} held already the data of 2 nodes and the server.\n")
-    code, said, _ = fedlens("flower", "keys", "--nodes", "2", "--host", "lab", *at)
+    code, out, _ = fedlens("flower", "partition", *SPLIT, "--nodes", "2", *at)
+    assert (code, out) == (0, f"{folder} holds the data of 2 nodes and the server.\n")
+    code, out, _ = fedlens("flower", "partition", *SPLIT, "--nodes", "2", *at)
+    assert (code, out) == (0, f"{folder} already held the data of 2 nodes and the server.\n")
+    code, out, _ = fedlens("flower", "keys", "--nodes", "2", "--host", "lab", *at)
     assert code == 0
-    assert "lab" in said
+    assert "lab" in out
     keys = {path.name: path.stat().st_mode & 0o777 for path in (folder / "keys").iterdir()}
     assert keys.keys() == {"node-0", "node-0.pub", "node-1", "node-1.pub"}
     assert keys["node-0"] == keys["node-1"] == 0o600
     with started("flower", "superlink", "--address", "127.0.0.1:0", *at, at=tmp_path) as (
         process,
-        said_so_far,
+        output,
     ):
-        until(
-            lambda: "listens at 127.0.0.1:" in said_so_far() or process.poll() is not None,
-            said_so_far,
+        wait_until(
+            lambda: "listens at 127.0.0.1:" in output() or process.poll() is not None,
+            output,
         )
-        assert_ends_with_all_its_children(process, folder, said_so_far, fewest=3)
+        assert_ends_with_all_its_children(process, folder, output, fewest=3)
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["partition", *DEAL, "--nodes", "5"], "5 nodes are more than the 4 clients"),
-        (["partition", *DEAL, "--nodes", "0"], "at least 1 node"),
+        (["partition", *SPLIT, "--nodes", "5"], "nodes=5 is more than the 4 clients"),
+        (["partition", *SPLIT, "--nodes", "0"], "nodes=0 must be 1 or more"),
         (["partition", "quickstart", *TINY], "no clients"),
-        (["up", *DEAL, "--nodes", "5"], "5 nodes are more than the 4 clients"),
+        (["up", *SPLIT, "--nodes", "5"], "nodes=5 is more than the 4 clients"),
         (["superlink"], "fedlens flower partition"),
         (["node", "node-0"], "superlink.json"),
     ],
 )
-def test_what_cannot_be_is_a_sentence(
+def test_impossible_requests_are_refused_in_a_sentence(
     words: list[str], complaint: str, fedlens: Call, tmp_path: Path
 ) -> None:
     folder = tmp_path / "federation"
@@ -129,15 +131,15 @@ def test_what_cannot_be_is_a_sentence(
     assert not folder.exists()
 
 
-def test_another_seed_does_not_go_over_data_that_were_dealt(fedlens: Call, tmp_path: Path) -> None:
+def test_data_of_another_seed_do_not_overwrite_existing_ones(fedlens: Call, tmp_path: Path) -> None:
     at = ["--nodes", "2", "--federation", str(tmp_path / "federation")]
-    assert fedlens("flower", "partition", *DEAL, *at)[0] == 0
-    assert_refused(fedlens("flower", "partition", *DEAL, "seed=7", *at), "another federation")
+    assert fedlens("flower", "partition", *SPLIT, *at)[0] == 0
+    assert_refused(fedlens("flower", "partition", *SPLIT, "seed=7", *at), "another federation")
 
 
-def assert_refused(found: tuple[int, str, str], complaint: str) -> None:
-    code, _, said = found
-    assert code == 2, said
-    (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
+def assert_refused(result: tuple[int, str, str], complaint: str) -> None:
+    code, _, err = result
+    assert code == 2, err
+    (sentence,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert complaint in sentence
-    assert said.endswith(f"{sentence}\n")  # and nothing after it
+    assert err.endswith(f"{sentence}\n")  # and nothing after it

@@ -1,7 +1,7 @@
 """A real federation on loopback: SuperLink, two SuperNodes with shards of their own, TLS, keys.
 
-And Flower's simulation on Ray. Both give the bits of one process; whatever happens to a node or to
-the SuperLink, the run ends, or goes on later, and says who was missing.
+And Flower's simulation on Ray. Both give the bits of one process. If a node or the SuperLink fails,
+the run ends or can be resumed, and its records name the missing clients.
 """
 
 import os
@@ -25,19 +25,19 @@ from fedlens.config.identity import run_name
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower import deployment
-from fedlens.experiments.local_data import deal
+from fedlens.experiments.local_data import write_shards
 from fedlens.experiments.run import start
-from fedlens.federated.flower.deployment.child_process import Child
+from fedlens.federated.flower.deployment.child_process import ChildProcess
 from fedlens.federated.flower.deployment.processes import SuperLink
 from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import TINY, facts
 
 EXPERIMENT = "quickstart_fedavg"
-DEADLINE = 12.0  # seconds where a node is missed: a round takes 5
-WORLD = [
+DEADLINE = 12.0  # seconds, where a node fails: a round takes 5
+SMALL = [
     *TINY,
     *("federated.clients=4", "federated.participation=1.0", "federated.local_steps=2"),
-    *("train.batch_size=16", "engine.threads_per_client=1", "engine.deadline=90"),
+    *("train.batch_size=16",),
 ]
 # Statistics, scores of clients, and values at masks' positions go over the wire.
 STUDY = [
@@ -50,17 +50,19 @@ STUDY = [
 class Federation:
     root: Path
     stack: ExitStack
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, ChildProcess] = field(default_factory=dict)
 
-    def words(self, *words: str, engine: str, runs: str) -> tuple[list[str], Config]:
-        told = [
-            *(*WORLD, *words, f"engine.name={engine}", f"run.root={self.root / runs}"),
-            f"engine.federation={self.root / 'federation'}",
-        ]
-        return told, compose(EXPERIMENT, told)
+    def overrides(self, *more: str, engine: str, runs: str) -> list[str]:
+        engines = {
+            "serial": [],
+            "flower_simulation": ["engine.deadline=90"],
+            "flower": ["engine.deadline=90", f"engine.federation={self.root / 'federation'}"],
+        }
+        chosen = [f"engine={engine}", "engine.threads_per_client=1", *engines[engine]]
+        return [*SMALL, *chosen, f"run.root={self.root / runs}", *more]
 
-    def config(self, *words: str, engine: str, runs: str) -> Config:
-        return self.words(*words, engine=engine, runs=runs)[1]
+    def config(self, *more: str, engine: str, runs: str) -> Config:
+        return compose(EXPERIMENT, self.overrides(*more, engine=engine, runs=runs))
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +72,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         folder = made.root / "federation"
         patch.setenv("FEDLENS_CACHE", str(made.root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
-        deal(made.config(engine="flower", runs="flower"), folder, 2)
+        write_shards(made.config(engine="flower", runs="flower"), folder, 2)
         made.children = stack.enter_context(
             deployment.local_federation(
-                folder, 2, address="127.0.0.1:0", insecure=False, say=lambda line: None
+                folder, 2, address="127.0.0.1:0", insecure=False, print_line=lambda line: None
             )
         )
         yield made
@@ -83,12 +85,14 @@ def folder_of(config: Config) -> RunFolder:
     return RunFolder(Path(config.run.root) / run_name(config))
 
 
-def when_played(config: Config, rounds: int, do: Callable[[], None]) -> Future[None]:
-    """Does it in a thread once so many rounds are on record; `result` fails if it never did."""
+def after_rounds(config: Config, rounds: int, do: Callable[[], None]) -> Future[None]:
+    """Calls `do` in a thread when so many rounds are recorded; `result` fails if it never did."""
 
     def wait() -> None:
         journal = folder_of(config).journal("metrics")
-        until(lambda: journal.path.exists() and len(list(journal.read())) >= rounds, seconds=180)
+        wait_until(
+            lambda: journal.path.exists() and len(list(journal.read())) >= rounds, seconds=180
+        )
         do()
 
     pool = ThreadPoolExecutor(1)
@@ -97,10 +101,10 @@ def when_played(config: Config, rounds: int, do: Callable[[], None]) -> Future[N
     return promise
 
 
-def until(so: Callable[[], bool], *, seconds: float) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not so():
-        assert time.monotonic() < end, "it never came to that"
+    while not condition():
+        assert time.monotonic() < end, f"the condition was not met within {seconds:g} s"
         time.sleep(0.05)
 
 
@@ -108,13 +112,14 @@ def test_simulation_and_deployment_give_the_bits_of_one_process(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = federation.config(*STUDY, engine="serial", runs="serial")
-    # What one has computed no other may find; SuperLink and nodes have a cache of their own.
+    # Each has a cache of its own, so that it finds nothing another one computed.
     monkeypatch.setenv("FEDLENS_CACHE", str(federation.root / "cache-serial"))
     expected = facts(start(config))
-    words, config = federation.words(*STUDY, engine="flower_simulation", runs="simulation")
+    overrides = federation.overrides(*STUDY, engine="flower_simulation", runs="simulation")
+    config = compose(EXPERIMENT, overrides)
     monkeypatch.setenv("FEDLENS_CACHE", str(federation.root / "cache-simulation"))
-    command = [str(Path(sys.executable).with_name("fedlens")), "run", EXPERIMENT, *words]
-    subprocess.run(command, check=True, timeout=240)  # Ray leaves things behind in its process
+    command = [str(Path(sys.executable).with_name("fedlens")), "run", EXPERIMENT, *overrides]
+    subprocess.run(command, check=True, timeout=240)  # Ray changes its process
     assert facts(folder_of(config)) == expected
     deployed = start(federation.config(*STUDY, engine="flower", runs="flower"))
     assert facts(deployed) == expected
@@ -123,17 +128,17 @@ def test_simulation_and_deployment_give_the_bits_of_one_process(
     assert "token" not in manifest["sessions"][0]["command"]  # of Flower's own process
 
 
-def test_a_superlink_restarted_goes_on_with_the_run(
+def test_a_run_resumes_after_its_superlink_is_restarted(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = start(
         federation.config("federated.rounds=4", engine="serial", runs="undisturbed")
     )
     config = federation.config("federated.rounds=4", engine="flower", runs="restarted")
-    monkeypatch.setattr(deployment, "LOST", 3.0)
+    monkeypatch.setattr(deployment, "LOST_AFTER_S", 3.0)
     link = federation.children["superlink"]
     assert isinstance(link, SuperLink)
-    killer = when_played(config, 2, link.close)
+    killer = after_rounds(config, 2, link.close)
     with pytest.raises(FedlensError, match="does not answer"):
         start(config)
     killer.result(30)
@@ -147,35 +152,35 @@ def test_a_superlink_restarted_goes_on_with_the_run(
     assert len(sessions) == 2
 
 
-def test_a_node_that_is_slow_or_killed_is_missed_and_named(federation: Federation) -> None:
-    words = ["federated.rounds=4", f"engine.deadline={DEADLINE}"]
-    config = federation.config(*words, engine="flower", runs="faults")
+def test_clients_of_a_slow_or_killed_node_are_left_out_and_named(federation: Federation) -> None:
+    options = ["federated.rounds=4", f"engine.deadline={DEADLINE}"]
+    config = federation.config(*options, engine="flower", runs="faults")
     node = federation.children["node-1"]
     supernode = federation.root / "federation" / "logs" / "node-1.log"
 
-    def in_hand() -> bool:
-        """Whether a message has come to the node whose answer has not left it."""
-        said = supernode.read_text("utf-8")
-        return said.count("Receiving: ") > said.count("Sending: ")
+    def is_working() -> bool:
+        """Whether the node has received a message that it has not answered."""
+        log = supernode.read_text("utf-8")
+        return log.count("Receiving: ") > log.count("Sending: ")
 
     def freeze() -> None:
         os.kill(node.pid, signal.SIGSTOP)
-        until(in_hand, seconds=DEADLINE)  # so it is in the middle of a round, and stays there
+        wait_until(is_working, seconds=DEADLINE)  # it stays in the middle of a round
 
     def kill() -> None:
         freeze()
         os.kill(node.pid, signal.SIGKILL)
 
     disturbances = [
-        when_played(config, 1, freeze),
-        when_played(config, 2, lambda: os.kill(node.pid, signal.SIGCONT)),
-        when_played(config, 3, kill),
+        after_rounds(config, 1, freeze),
+        after_rounds(config, 2, lambda: os.kill(node.pid, signal.SIGCONT)),
+        after_rounds(config, 3, kill),
     ]
-    found = start(config)
+    folder = start(config)
     for disturbance in disturbances:
         disturbance.result(30)
-    records = {record["round"]: record for record in found.journal("metrics").read()}
-    assert found.state() == "finished"
+    records = {record["round"]: record for record in folder.journal("metrics").read()}
+    assert folder.state() == "finished"
     assert all(record["participants"] == [0, 1, 2, 3] for record in records.values())
     for number in (1, 3):
         assert records[number]["clients"] == [0, 1, 2, 3]

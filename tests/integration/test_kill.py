@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed ends as if it had never been interrupted."""
+"""A run killed at any moment and resumed ends with the bits of an uninterrupted run."""
 
 import json
 import random
@@ -65,8 +65,8 @@ def order() -> Iterator[Run]:
         assert zygote.stdout is not None
         zygote.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
         zygote.stdin.flush()
-        answer: dict[str, Any] = json.loads(zygote.stdout.readline())
-        return answer
+        report: dict[str, Any] = json.loads(zygote.stdout.readline())
+        return report
 
     yield send
     assert zygote.stdin is not None
@@ -80,7 +80,7 @@ def order() -> Iterator[Run]:
 def whole(
     order: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], int, float]:
-    """The run nobody disturbed: its facts, its number of file operations, its seconds."""
+    """The undisturbed run: its facts, its number of file operations, its seconds."""
     return undisturbed(order, tmp_path_factory, OPTIONS)
 
 
@@ -102,7 +102,7 @@ def undisturbed(
     order: Run, tmp_path_factory: pytest.TempPathFactory, options: list[str]
 ) -> tuple[dict[str, Any], int, float]:
     root = tmp_path_factory.mktemp("whole")
-    order(root, options)  # draws and caches the embedded world
+    order(root, options)  # draws and caches the synthetic benchmark
     started = time.monotonic()
     again = tmp_path_factory.mktemp("again")
     report = order(again, options)
@@ -112,8 +112,8 @@ def undisturbed(
     return facts(RunFolder(root / "it")), report["calls"], seconds
 
 
-def test_killed_again_and_again(order: Run, whole: Any, tmp_path: Path) -> None:
-    """Each session dies one file operation later than the one before, until one gets through."""
+def test_killed_repeatedly(order: Run, whole: Any, tmp_path: Path) -> None:
+    """Each session is killed one file operation later than the one before, until one finishes."""
     expected, calls, _ = whole
     deaths = 0
     for die_at in range(1, 2 * calls):
@@ -154,9 +154,7 @@ def test_killed_at_random_moments(order: Run, whole: Any, tmp_path: Path, seed: 
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_asked_to_stop_it_saves_and_says_how_to_go_on(
-    order: Run, whole: Any, tmp_path: Path, name: str
-) -> None:
+def test_a_signal_makes_it_save_and_stop(order: Run, whole: Any, tmp_path: Path, name: str) -> None:
     expected, _, seconds = whole
     codes = set()
     for share in (0.6, 0.4, 0.5, 0.3):
@@ -170,7 +168,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     assert f"stopped by {name}" in folder.log.read_text()
 
 
-def test_a_finished_run_is_left_alone(order: Run, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(order: Run, tmp_path: Path) -> None:
     assert order(tmp_path)["status"] == 0
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     assert order(tmp_path)["status"] == 0
@@ -178,16 +176,14 @@ def test_a_finished_run_is_left_alone(order: Run, tmp_path: Path) -> None:
 
 
 def is_tidy(folder: RunFolder) -> bool:
-    """Clients' files are those the checkpoints refer to, and no half-written one is left."""
+    """Whether clients/ has exactly the files that checkpoints refer to, and no partial one."""
     states = Checkpoints(folder.checkpoints).states()
     needed = {name for state in states for name in state["clients"].values()}
     return needed == {path.name for path in (folder.path / "clients").iterdir()}
 
 
-def test_a_federation_killed_again_and_again(
-    order: Run, whole_federation: Any, tmp_path: Path
-) -> None:
-    """Each session dies some file operations later than the one before."""
+def test_a_federation_killed_repeatedly(order: Run, whole_federation: Any, tmp_path: Path) -> None:
+    """Each session is killed some file operations later than the one before."""
     expected, calls, _ = whole_federation
     deaths = 0
     for die_at in range(2, 2 * calls, 7):
@@ -237,12 +233,12 @@ def test_a_federation_killed_at_random_moments(
     assert is_tidy(RunFolder(tmp_path / "it"))
 
 
-def test_a_sparse_federation_killed_again_and_again(
+def test_a_sparse_federation_killed_repeatedly(
     order: Run, whole_sparse: Any, tmp_path: Path
 ) -> None:
-    """Before its masks are written it calibrates anew, for nobody else's are to be found.
+    """Before its masks are written it calibrates again, since the cache is empty.
 
-    While it calibrates nothing is written: to die there is to die at the file operation after.
+    Calibration writes nothing: a kill during it is a kill at the next file operation.
     """
     expected, calls, _ = whole_sparse
     folder = RunFolder(tmp_path / "it")
@@ -258,10 +254,10 @@ def test_a_sparse_federation_killed_again_and_again(
     assert facts(folder) == expected
 
 
-def test_a_sparse_federation_killed_as_its_masks_are_written(
+def test_a_sparse_federation_killed_while_its_masks_are_written(
     order: Run, whole_sparse: Any, tmp_path: Path
 ) -> None:
-    """At every file operation from the first mask in the cache to the last word on them."""
+    """At every file operation from the masks in the cache to their record."""
     expected, calls, _ = whole_sparse
     folder, cache = RunFolder(tmp_path / "it"), files.cache_dir() / "masks"
     seen = set()
@@ -277,12 +273,18 @@ def test_a_sparse_federation_killed_as_its_masks_are_written(
             assert facts(folder) == expected
         if all(stage):
             break
-    assert len(seen) == 4  # nothing yet, in the cache, with the run, on record
+    assert len(seen) == 4  # none, in the cache, in the run's folder, recorded
 
 
 def test_workers_end_with_the_run_they_work_for(order: Run, tmp_path: Path) -> None:
-    """A killed run leaves no process behind that would hold its lock, and goes on to its end."""
-    options = [*TINY, *FEDERATED, "train.what=last_blocks:1", "engine=parallel", "engine.workers=2"]
+    """A killed run leaves no process that would hold its lock, so it can be resumed."""
+    options = [
+        *TINY,
+        *FEDERATED,
+        "train.trainable=last_blocks:1",
+        "engine=parallel",
+        "engine.workers=2",
+    ]
     report = order(tmp_path / "whole", options)
     assert report["status"] == 0
     assert order(tmp_path / "cut", options, die_at=round(0.6 * report["calls"]))["status"] == KILLED

@@ -1,4 +1,4 @@
-"""Nothing is chosen on test data: the split stays unread, and what it holds changes nothing."""
+"""Nothing is chosen on test data: the test split is read last, and its content changes nothing."""
 
 import dataclasses
 import json
@@ -8,24 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.data import splits, synthetic
+from fedlens.config.schema import Config
+from fedlens.data import splits
 from fedlens.data.images import Dataset, Images
+from fedlens.experiments import local_data
 from fedlens.experiments.run import start
 from fedlens.store.run_folder import runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts
 
 
-def swapped(monkeypatch: pytest.MonkeyPatch, change: Callable[[Images], Images]) -> None:
-    real = synthetic.dataset
+def change_test_split(monkeypatch: pytest.MonkeyPatch, change: Callable[[Images], Images]) -> None:
+    """Datasets load `change(images)` as their test split."""
+    real = local_data.dataset
 
-    def changed() -> Dataset:
-        found = real()
-        return dataclasses.replace(found, load_test=lambda: change(found.load_test()))
+    def changed(config: Config) -> Dataset:
+        data = real(config)
+        return dataclasses.replace(data, load_test=lambda: change(data.load_test()))
 
-    monkeypatch.setattr(synthetic, "dataset", changed)
+    monkeypatch.setattr(local_data, "dataset", changed)
 
 
-RIDGE = ["head=ridge", "train.what=head", "augment=none"]
+RIDGE = ["head=ridge", "train.trainable=head", "augment=none"]
 
 
 @pytest.mark.parametrize(
@@ -35,38 +38,38 @@ def test_the_test_split_is_not_read_before_the_final_evaluation(
     mode: list[str], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(*mode)
-    known = []
+    openings = []
 
-    def look(images: Images) -> Images:
+    def record(images: Images) -> Images:
         (folder,) = runs(Path(config.run.root))
-        known.append((folder.choice, len(folder.journal("metrics").read())))
+        openings.append((folder.choice, len(folder.journal("metrics").read())))
         return images
 
-    swapped(monkeypatch, look)
+    change_test_split(monkeypatch, record)
     folder = start(config)
     assert folder.result is not None
     units = len(folder.journal("metrics").read())
-    assert known == [(folder.result["choice"], units)]  # read once, with all choices made
+    assert openings == [(folder.result["choice"], units)]  # once, after all choices
 
 
 @pytest.mark.parametrize("mode", [[], [*FEDERATED, *ON_FEATURES]])
 @pytest.mark.parametrize("curve", ["true", "false"])
-def test_what_the_test_split_holds_changes_nothing_but_the_test_numbers(
+def test_the_content_of_the_test_split_changes_the_test_numbers_only(
     curve: str, mode: list[str], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = [*mode, f"evaluate.test_curve={curve}", "train.early_stopping=1"]
-    honest = start(tiny(*options, root="honest"))
+    original = start(tiny(*options, root="original"))
     with monkeypatch.context() as patch:
-        swapped(patch, lambda images: Images(images.pixels, images.labels.flip(0)))
-        lied_to = start(tiny(*options, root="lied_to"))
-    assert honest.result is not None
-    assert lied_to.result is not None
-    assert honest.result["test"] != lied_to.result["test"]
-    assert honest.result["choice"] == lied_to.result["choice"]
-    assert facts(honest)["metrics"] == facts(lied_to)["metrics"]
+        change_test_split(patch, lambda images: Images(images.pixels, images.labels.flip(0)))
+        flipped = start(tiny(*options, root="flipped"))
+    assert original.result is not None
+    assert flipped.result is not None
+    assert original.result["test"] != flipped.result["test"]
+    assert original.result["choice"] == flipped.result["choice"]
+    assert facts(original)["metrics"] == facts(flipped)["metrics"]
 
 
-def test_a_test_curve_is_recorded_apart_and_disturbs_nothing(tiny: Tiny) -> None:
+def test_a_test_curve_has_its_own_record_and_changes_nothing_else(tiny: Tiny) -> None:
     without = start(tiny("evaluate.test_curve=false", "run.name=without"))
     with_it = start(tiny("evaluate.test_curve=true", "run.name=with_it"))
     assert facts(without)["metrics"] == facts(with_it)["metrics"]
@@ -88,12 +91,12 @@ def test_the_final_numbers_are_those_of_the_chosen_parameters(tiny: Tiny) -> Non
     assert torch.isfinite(torch.tensor(folder.result["test"]["loss"]))
 
 
-def test_a_second_choice_is_refused_however_often_one_tries(tiny: Tiny) -> None:
+def test_a_second_choice_is_refused_every_time(tiny: Tiny) -> None:
     config = tiny("run.name=it")
     folder = start(config)
     assert folder.choice is not None
     folder.write("choice", {**folder.choice, "parameters": "others"})
     (folder.path / "result.json").unlink()
     for _ in range(2):
-        with pytest.raises(splits.TestLeak, match="second choice"):
+        with pytest.raises(splits.TestLeak, match="cannot be opened for"):
             start(config)

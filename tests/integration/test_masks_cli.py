@@ -1,4 +1,4 @@
-"""`fedlens masks show` on files made by hand: what a person reads, and calm about mistakes."""
+"""`fedlens masks show` on small files: its tables, its figure, and mistakes in one sentence."""
 
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ def show(fedlens: Call) -> Call:
 
 
 def masks(*rows: slice) -> dict[str, torch.Tensor]:
-    """No patch weight; of qkv and of the mlp the given rows."""
+    """No patch weights; these rows of qkv and of the mlp."""
     made = {name: torch.zeros(size, dtype=torch.bool) for name, size in SIZES.items()}
     for name, chosen in zip(list(made)[1:], rows, strict=True):
         made[name][chosen] = True
@@ -39,7 +39,7 @@ FIRST = masks(slice(0, 5), slice(0, 2))  # 20 of q and k, 8 of mlp
 SECOND = masks(slice(4, 8), slice(0, 2))  # 16 of k, 8 of mlp
 
 
-def told(rule: str, seed: int = 0) -> dict[str, object]:
+def provenance(rule: str, seed: int = 0) -> dict[str, object]:
     return {"rule": rule, "density": 0.2, "scope": "global", "seed": seed, "torch": "2"}
 
 
@@ -54,8 +54,8 @@ def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def refused(answer: tuple[int, str, str], *words: str) -> None:
-    code, out, err = answer
+def assert_refused(result: tuple[int, str, str], *words: str) -> None:
+    code, out, err = result
     assert (code, out) == (2, "")
     (line,) = err.strip().splitlines()
     assert line.startswith("error: ")
@@ -64,7 +64,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
 
 
 def test_one_run_by_part_of_its_name(show) -> None:
-    mask_files.save(run("quick_s0") / "masks.safetensors", FIRST, told("least_sensitive"))
+    mask_files.save(run("quick_s0") / "masks.safetensors", FIRST, provenance("least_sensitive"))
     code, out, _ = show("quick")
     assert code == 0
     assert lines(out)[:10] == [
@@ -75,16 +75,16 @@ def test_one_run_by_part_of_its_name(show) -> None:
         "trained 28 of 128 weights",
         "",
         "density in % patch q k v mlp all",
-        "embedding 0 — — — — 0",
-        "block 0 — 100.00 25.00 0 25.00 35.00",
+        "embedding 0 – – – – 0",
+        "block 0 – 100.00 25.00 0 25.00 35.00",
         "all 0 100.00 25.00 0 25.00 21.88",
     ]
     assert "Jaccard" not in out
 
 
 def test_runs_and_files_are_compared_and_drawn(show) -> None:
-    mask_files.save(run("quick") / "masks.safetensors", FIRST, told("least_sensitive"))
-    mask_files.save(Path("other.safetensors"), SECOND, told("random"))
+    mask_files.save(run("quick") / "masks.safetensors", FIRST, provenance("least_sensitive"))
+    mask_files.save(Path("other.safetensors"), SECOND, provenance("random"))
     code, out, _ = show("quick", "other.safetensors", "runs/quick", "--figure", "pictures/m.svg")
     assert code == 0
     # 12 weights in both of 40 in either; by chance 28/128 · 24/128 over their sum less it
@@ -99,7 +99,9 @@ def test_runs_and_files_are_compared_and_drawn(show) -> None:
 
 def test_masks_of_one_rule_go_by_their_runs(show) -> None:
     for seed, made in enumerate((FIRST, SECOND)):
-        mask_files.save(run(f"quick_s{seed}") / "masks.safetensors", made, told("random", seed))
+        mask_files.save(
+            run(f"quick_s{seed}") / "masks.safetensors", made, provenance("random", seed)
+        )
     code, out, _ = show("quick_s0", "quick_s1")
     assert code == 0
     assert "1 quick_s0 1 0.300" in "\n".join(lines(out))
@@ -110,7 +112,7 @@ def test_masks_of_one_rule_go_by_their_runs(show) -> None:
 
 
 def test_the_folder_of_runs_can_be_named(show) -> None:
-    mask_files.save(run("quick") / "masks.safetensors", FIRST, told("random"))
+    mask_files.save(run("quick") / "masks.safetensors", FIRST, provenance("random"))
     Path("runs").rename("elsewhere")
     assert show("quick", "--runs", "elsewhere")[0] == 0
 
@@ -118,22 +120,22 @@ def test_the_folder_of_runs_can_be_named(show) -> None:
 def test_mistakes_are_one_sentence(show) -> None:
     run("dense")
     run("begun", "sparse.density=0.1", "head=ridge")
-    refused(show("dense"), "dense trains every weight: it has no masks.")
-    refused(show("begun"), "begun has no masks yet", "fedlens resume runs/begun")
-    refused(show("nothing"), "No run 'nothing' in runs")
-    refused(show("absent.safetensors"), "no masks at absent.safetensors")
+    assert_refused(show("dense"), "dense trains all weights and has no masks")
+    assert_refused(show("begun"), "begun has no masks yet", "fedlens resume runs/begun")
+    assert_refused(show("nothing"), "No run 'nothing' in runs")
+    assert_refused(show("absent.safetensors"), "no masks at absent.safetensors")
     Path("broken.safetensors").write_bytes(b"not masks")
-    refused(show("broken.safetensors"), "broken.safetensors is damaged")
-    mask_files.save(Path("a.safetensors"), FIRST, told("random"))
+    assert_refused(show("broken.safetensors"), "broken.safetensors is damaged")
+    mask_files.save(Path("a.safetensors"), FIRST, provenance("random"))
     smaller = {name: mask[:3] for name, mask in FIRST.items()}
-    mask_files.save(Path("b.safetensors"), smaller, told("least_sensitive"))
-    answer = show("a.safetensors", "b.safetensors", "--figure", "m.png")
-    refused(answer, "not of the same weights", "compare masks of one model")
+    mask_files.save(Path("b.safetensors"), smaller, provenance("least_sensitive"))
+    result = show("a.safetensors", "b.safetensors", "--figure", "m.png")
+    assert_refused(result, "do not cover the same weights", "compare masks of one model")
     assert not Path("m.png").exists()
 
 
 def test_a_wrong_figure_is_refused_before_anything_is_read(show) -> None:
-    refused(show("nothing at all", "--figure", "masks.jpeg"), "not 'masks.jpeg'")
+    assert_refused(show("nothing at all", "--figure", "masks.jpeg"), "not 'masks.jpeg'")
 
 
 def test_help_has_an_example(show) -> None:

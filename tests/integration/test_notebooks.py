@@ -1,4 +1,4 @@
-"""Notebooks run from the first cell to the last in a small world, and hold no logic."""
+"""Notebooks run from the first cell to the last on small data, and contain no logic."""
 
 import ast
 import os
@@ -10,22 +10,22 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SMALL = "data.train_per_class=6 data.test_per_class=2 threads=1"
-WORLD = f"data=synthetic augment=none backbone=vit_pico backbone.pretrained=false {SMALL}"
+DATA = f"data=synthetic augment=none backbone=vit_pico backbone.pretrained=false {SMALL}"
 FEW = "federated.local_step_budget=4 evaluate.every=1 federated.participation=0.05"
 
-PARAMETERS = {  # what a reader would set; the rest of a notebook is as it is
+PARAMETERS = {  # replaces the cell that a reader edits
     "00_centralized_baseline": f"""
-WORLD = "{WORLD}"
+SETTING = "{DATA}"
 BUDGET = "train.epochs=1 train.lr=0.1"
 TRIALS = "--trials 2"
 """,
     "01_federated_baseline": f"""
-WORLD = "{WORLD}"
+SETTING = "{DATA}"
 BUDGET = "{FEW}"
 HEADS = "train=head {FEW} --only IID"
 """,
     "02_task_arithmetic": f"""
-WORLD = "{WORLD}"
+SETTING = "{DATA}"
 BUDGET = "{FEW} federated.local_steps=2"
 RULES = "sparse.rounds=1"
 """,
@@ -41,7 +41,7 @@ def test_every_notebook_is_executed() -> None:
 def test_it_runs_from_the_first_cell_to_the_last(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's own libraries have some to give
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's own libraries give some
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     places = [place for place, cell in enumerate(book.cells) if _is_parameters(cell)]
     assert len(places) == 1

@@ -1,4 +1,4 @@
-"""Interrupted at any step, under any option, a run goes on to the same bits."""
+"""A run interrupted at any step, under any option, resumes and ends with the same bits."""
 
 import shutil
 from pathlib import Path
@@ -18,22 +18,28 @@ MODES = {
     "plain": [],
     "strong augmentation": ["augment=strong"],
     "dropout, smoothing, clipping": [
-        "head.dropout=0.3", "train.label_smoothing=0.1", "train.clip_norm=1", "train.nesterov=true",
+        "head.dropout=0.3", "train.label_smoothing=0.1", "train.clip_norm=1",
+        "train.optimizer.nesterov=true",
     ],
     "micro-batches": ["train.micro_batch=20"],
-    "last block": ["train.what=last_blocks:1"],
+    "last block": ["train.trainable=last_blocks:1"],
     "frozen blocks": ["backbone.freeze_blocks=2"],
     "head on features": ["train=head", "augment=none"],
     "head on images": ["train=head"],
     "ridge, then full": ["head=ridge"],
-    "ridge alone": ["head=ridge", "train.what=head", "augment=none"],
-    "class means alone": ["head=class_means", "train.what=head", "augment=none"],
+    "ridge alone": ["head=ridge", "train.trainable=head", "augment=none"],
+    "class means alone": ["head=class_means", "train.trainable=head", "augment=none"],
     "rare evaluation, last selected": [
         "evaluate.every=2", "checkpoint.every=2", "evaluate.select=last",
     ],
-    "epochs cut short": ["train.epoch_steps=3"],
+    "shortened epochs": ["train.steps_per_epoch=3"],
     "no validation": ["data.validation=0", "evaluate.select=last"],
     "sparse": ["head=ridge", "sparse.density=0.1", "sparse.examples=8", "train.clip_norm=1"],
+    "AdamW": ["train.optimizer=adamw", "train.lr=0.001", "train.optimizer.weight_decay=0.1"],
+    "AdamW, sparse": [
+        "train.optimizer=adamw", "train.lr=0.001", "sparse.density=0.1", "head=ridge",
+        "sparse.rule=random",
+    ],
 }  # fmt: skip
 
 FEDERATIONS = {
@@ -48,24 +54,30 @@ FEDERATIONS = {
     "fedadam": [*ON_FEATURES, "algorithm=fedadam"],
     "fedyogi": [*ON_FEATURES, "algorithm=fedyogi"],
     "fednova with stragglers": [
-        *ON_FEATURES, "algorithm=fednova", "federated.fewest_local_steps=1",
+        *ON_FEATURES, "algorithm=fednova", "federated.min_local_steps=1",
         "federated.local_steps=4",
     ],
     "median": [*ON_FEATURES, "algorithm=median"],
-    "trimmed mean": [*ON_FEATURES, "algorithm=trimmed_mean", "algorithm.trim=0.34"],
-    "norm clipping": [*ON_FEATURES, "algorithm=norm_clipping", "algorithm.clip_norm=0.1"],
-    "clients in turns": [
-        *ON_FEATURES, "algorithm=turns", "federated.clients=6", "federated.participation=0.5",
+    "trimmed mean": [*ON_FEATURES, "algorithm=trimmed_mean", "algorithm.aggregator.trim=0.34"],
+    "norm clipping": [
+        *ON_FEATURES, "algorithm=norm_clipping", "algorithm.aggregator.clip_norm=0.1",
+    ],
+    "cyclic sampling": [
+        *ON_FEATURES, "algorithm=cyclic", "federated.clients=6", "federated.participation=0.5",
     ],
     "clients that drop out": [*ON_FEATURES, "federated.dropout=0.4", "algorithm=scaffold"],
     "rare evaluation and checkpoints": [*ON_FEATURES, "evaluate.every=2", "checkpoint.every=5"],
-    "ridge, then last block": ["head=ridge", "train.what=last_blocks:1"],
+    "ridge, then last block": ["head=ridge", "train.trainable=last_blocks:1"],
     "sparse, masks voted by clients": [
         "head=ridge", "sparse.density=0.1", "sparse.examples=8", "sparse.rounds=1",
         "sparse.source=clients", "sparse.voting=majority", "algorithm=fedadam",
     ],
+    "AdamW, sparse": [
+        "train.optimizer=adamw", "train.lr=0.001", "head=ridge", "sparse.density=0.1",
+        "sparse.rule=lowest_magnitude",
+    ],
     "workers": [
-        "train.what=last_blocks:1",
+        "train.trainable=last_blocks:1",
         "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",
     ],
 }  # fmt: skip
@@ -74,8 +86,8 @@ FEDERATIONS = {
 STOPS = [(6, 2, 7), (4, 7, 3), (5, 8, 2), (7, 4, 6)]
 
 
-def test_an_epoch_cut_short_has_the_steps_it_was_told(tiny: Tiny) -> None:
-    folder = start(tiny("train.epochs=2", "train.epoch_steps=3"))
+def test_a_shortened_epoch_has_the_configured_number_of_steps(tiny: Tiny) -> None:
+    folder = start(tiny("train.epochs=2", "train.steps_per_epoch=3"))
     assert [line["steps"] for line in folder.journal("metrics").read()] == [3, 3]
 
 
@@ -93,7 +105,7 @@ def test_interrupted_and_resumed(mode: str, tiny: Tiny, monkeypatch: pytest.Monk
 def test_a_federation_interrupted_and_resumed(
     mode: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between clients of a round, in its evaluation, on the test curve: wherever it may stop."""
+    """Stops between clients of a round, in its evaluation, and on the test curve."""
     common = [*FEDERATED, *FEDERATIONS[mode], "evaluate.test_curve=true", "run.name=it"]
     expected = facts(start(tiny(*common, root="whole")))
     cut = tiny(*common, root="cut")
@@ -101,23 +113,23 @@ def test_a_federation_interrupted_and_resumed(
     stops = 0
     for points in STOPS[list(FEDERATIONS).index(mode) % len(STOPS)]:
         stops += interrupted_at(cut, points, monkeypatch)
-        held, needed = client_files(folder)
-        assert held >= needed
+        present, needed = client_files(folder)
+        assert present >= needed
     assert stops >= 2
     assert facts(start(cut)) == expected
-    held, needed = client_files(folder)
-    assert held == needed
-    assert bool(held) == ("algorithm=scaffold" in common)
+    present, needed = client_files(folder)
+    assert present == needed
+    assert bool(present) == ("algorithm=scaffold" in common)
 
 
 def client_files(folder: RunFolder) -> tuple[set[str], set[str]]:
-    """What lies in clients/, and what the checkpoints at hand refer to."""
+    """The files in clients/, and those that the checkpoints refer to."""
     states = Checkpoints(folder.checkpoints).states()
     needed = {name for state in states for name in state["clients"].values()}
     return {path.name for path in (folder.path / "clients").glob("*")}, needed
 
 
-def test_a_damaged_checkpoint_costs_time_not_truth(
+def test_a_damaged_checkpoint_does_not_change_the_result(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = facts(start(tiny(root="whole")))
@@ -130,7 +142,7 @@ def test_a_damaged_checkpoint_costs_time_not_truth(
     assert "is damaged" in folder.log.read_text()
 
 
-def test_a_damaged_checkpoint_does_not_take_the_clients_memory_with_it(
+def test_a_damaged_checkpoint_leaves_the_client_states_intact(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = [*FEDERATED, *ON_FEATURES, "algorithm=scaffold", "run.name=it"]
@@ -145,7 +157,7 @@ def test_a_damaged_checkpoint_does_not_take_the_clients_memory_with_it(
     assert "resuming from checkpoint round-000001" in log
 
 
-def test_a_lost_memory_of_a_client_is_named(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_client_state_is_named(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     cut = tiny(*FEDERATED, *ON_FEATURES, "algorithm=scaffold", "federated.participation=1")
     assert interrupted_at(cut, 9, monkeypatch)
     (folder,) = runs(Path(cut.run.root))
@@ -156,10 +168,10 @@ def test_a_lost_memory_of_a_client_is_named(tiny: Tiny, monkeypatch: pytest.Monk
     assert folder.state() == "failed"
 
 
-def test_a_federation_may_go_on_under_another_engine(
+def test_a_federation_may_resume_under_another_engine(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = [*FEDERATED, "train.what=last_blocks:1"]
+    common = [*FEDERATED, "train.trainable=last_blocks:1"]
     expected = facts(start(tiny(*common, root="whole")))
     cut = tiny(*common, root="cut")
     assert interrupted_at(cut, 7, monkeypatch)
@@ -169,7 +181,9 @@ def test_a_federation_may_go_on_under_another_engine(
     assert (stored.name, stored.workers, stored.threads_per_client) == ("parallel", 2, 1)
 
 
-def test_early_stopping_is_remembered(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stopping_survives_an_interruption(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ["train.epochs=30", "train.lr=1e-12", "train.early_stopping=2"]
     folder = start(tiny(*options, root="whole"))
     assert folder.result is not None
@@ -180,7 +194,7 @@ def test_early_stopping_is_remembered(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
     assert facts(start(cut)) == facts(folder)
 
 
-def test_other_weights_or_another_config_are_not_gone_on_with(
+def test_other_data_or_another_config_are_refused(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny("run.name=it")
@@ -191,7 +205,7 @@ def test_other_weights_or_another_config_are_not_gone_on_with(
     manifest = folder.manifest
     assert manifest is not None
     folder.write("manifest", {**manifest, "inputs": {"data": "other", "weights": None}})
-    with pytest.raises(FedlensError, match="other data than are here now"):
+    with pytest.raises(FedlensError, match="it began with other data"):
         start(config)
     assert folder.state() == "failed"
 
@@ -207,7 +221,7 @@ def test_the_run_records_every_session(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     assert {"torch", "timm", "fedlens"} <= session["versions"].keys()
 
 
-def test_a_compiled_model_trains_to_nearly_the_same(
+def test_a_compiled_model_trains_to_nearly_the_same_losses(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = start(tiny("run.name=plain"))
@@ -225,7 +239,7 @@ def test_a_compiled_model_trains_to_nearly_the_same(
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_features_of_another_seed_s_network_are_not_taken(tiny: Tiny) -> None:
+def test_cached_features_of_another_seeds_network_are_not_used(tiny: Tiny) -> None:
     head = ["train=head", "augment=none", "evaluate.select=last"]
     choices = []
     for seed, root in ((0, "a"), (1, "b"), (1, "c")):
@@ -236,6 +250,6 @@ def test_features_of_another_seed_s_network_are_not_taken(tiny: Tiny) -> None:
     assert choices[0] != choices[1] == choices[2]
 
 
-def test_a_validation_split_of_nothing_is_refused(tiny: Tiny) -> None:
+def test_an_empty_validation_split_is_refused(tiny: Tiny) -> None:
     with pytest.raises(FedlensError, match="none at all"):
         start(tiny("data.validation=0.0001"))

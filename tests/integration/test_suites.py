@@ -1,4 +1,4 @@
-"""Whole suites of tiny runs: in turn, on workers, as jobs; interrupted, broken, looked ahead at."""
+"""Suites of tiny runs: in turn, on workers, as jobs; interrupted, with failures, as dry runs."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from fedlens.experiments import run
 from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import TINY, Call, facts
 
-WORLD = [word for word in TINY if not word.startswith("train.")]
+SMALL = [word for word in TINY if not word.startswith("train.")]
 FEDERATION = (
     "federated.clients=5 federated.participation=0.6 federated.rounds=2 federated.local_steps=2"
 )
 TABLE = f"""
-# Four runs, one of which cannot be.
+# Four runs, one of which diverges.
 rows:
   central: quickstart train.epochs=2
   ridge: quickstart train=head head=ridge
@@ -38,7 +38,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def results(root: Path) -> dict[str, object]:
-    """Of every run: all that must be equal, bit for bit; None where it has no result."""
+    """Of every run, what must be equal bit for bit; None where it has no result."""
     return {folder.name: None if folder.result is None else facts(folder) for folder in runs(root)}
 
 
@@ -47,10 +47,10 @@ def without_clock(folder: RunFolder) -> dict[str, object]:
     return {k: v for k, v in folder.result.items() if k not in ("seconds", "finished")}
 
 
-def test_a_suite_isolates_what_fails_and_says_what_to_do(
+def test_a_suite_isolates_failures_and_says_what_to_do(
     fedlens: Call, table: str, tmp_path: Path
 ) -> None:
-    code, out, err = fedlens("suite", table, *WORLD, "--seeds", "2")
+    code, out, err = fedlens("suite", table, *SMALL, "--seeds", "2")
     assert code == 2
     assert "2 failed" in err
     lines = out.splitlines()
@@ -58,23 +58,23 @@ def test_a_suite_isolates_what_fails_and_says_what_to_do(
     assert "±" in lines[1]
     assert "failed" in lines[3]
     assert "failed: broken, seed 1: The loss became" in out
-    again = next(line for line in lines if line.strip().startswith("again:"))
-    assert again.split("again: ")[1].startswith(
+    repeat = next(line for line in lines if line.strip().startswith("repeat:"))
+    assert repeat.split("repeat: ")[1].startswith(
         "fedlens run quickstart train.epochs=2 train.lr=1e30"
     )
-    assert again.endswith("seed=0")
+    assert repeat.endswith("seed=0")
     assert "fedlens report runs --out report" in out
-    assert "begins: central, seed 0" in err
+    assert "started: central, seed 0" in err
     assert len(results(Path("runs"))) == 8
     assert len(list(Path("runs").glob("*/arithmetic/alpha-*/record.json"))) == 2
     stamps = {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
-    code, out, err = fedlens("suite", table, *WORLD, "--only", "RIDGE", "--only", "fed")
+    code, out, err = fedlens("suite", table, *SMALL, "--only", "RIDGE", "--only", "fed")
     assert code == 0
     assert "(1 seed)" in out
-    assert "begins: ridge" not in err  # what is finished is skipped
-    code, _, err = fedlens("suite", table, *WORLD)
+    assert "started: ridge" not in err  # finished runs are skipped
+    code, _, err = fedlens("suite", table, *SMALL)
     assert code == 2
-    assert "failed before and is tried again" in err
+    assert "failed before and is run again" in err
     assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
 
 
@@ -82,23 +82,23 @@ def test_analyses_of_a_run_that_sections_share_are_all_made(
     fedlens: Call, table: str, tmp_path: Path
 ) -> None:
     words = f"quickstart_fedavg {FEDERATION}"
-    for name, asked in (("a", "0,1"), ("b", "0,1,2"), ("c", "0,1")):
-        text = f"rows: {{it: {words}}}\nanalyses: {{'alpha --alphas {asked}': [it]}}"
+    for name, analysis in (("a", "0,1"), ("b", "0,1,2"), ("c", "0,1")):
+        text = f"rows: {{it: {words}}}\nanalyses: {{'alpha --alphas {analysis}': [it]}}"
         (tmp_path / f"{name}.yaml").write_text(text)
     (tmp_path / "all.yaml").write_text("sections: {a: a.yaml, b: b.yaml, c: c.yaml}")
-    code, _, err = fedlens("suite", "all.yaml", *WORLD)
+    code, _, err = fedlens("suite", "all.yaml", *SMALL)
     assert code == 0, err
     assert len(list(Path("runs").glob("*/arithmetic/alpha-*/record.json"))) == 2
-    assert err.count("begins: alpha") == 2
+    assert err.count("started: alpha") == 2
 
 
-def test_a_look_ahead_leaves_nothing_behind(fedlens: Call, table: str, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(fedlens: Call, table: str, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
-        patch.setattr("fedlens.suites.probe.ENOUGH", 0.01)
-        code, out, _ = fedlens("suite", table, *WORLD, "--dry-run", "--jobs", "2")
-        _, jobs, _ = fedlens("suite", table, *WORLD, "--dry-run", "--launcher", "slurm")
+        patch.setattr("fedlens.suites.probe.TIMED_S", 0.01)
+        code, out, _ = fedlens("suite", table, *SMALL, "--dry-run", "--jobs", "2")
+        _, jobs, _ = fedlens("suite", table, *SMALL, "--dry-run", "--launcher", "slurm")
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "cache"}
     assert not list((tmp_path / "cache").iterdir())
@@ -113,25 +113,25 @@ def test_a_look_ahead_leaves_nothing_behind(fedlens: Call, table: str, tmp_path:
     assert "new" in rows["broken"]
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(
+def test_mistakes_are_refused_before_anything_runs(
     fedlens: Call, table: str, tmp_path: Path
 ) -> None:
     for words, complaint in [
-        (["--only", "nonsense"], "fits no run"),
+        (["--only", "nonsense"], "matches no run"),
         (["train.lrr=1"], "did you mean 'train.lr'"),
         (["--launcher", "local", "--slurm", "nonsense=1"], "nonsense"),
-        (["--slurm", "partition=gpu"], "say --launcher slurm too"),
+        (["--slurm", "partition=gpu"], "add --launcher slurm"),
         (["run.name=all"], "leave it out"),
         (["+train.lr=1"], "keys are fixed"),
     ]:
-        code, _, err = fedlens("suite", table, *WORLD, *words)
+        code, _, err = fedlens("suite", table, *SMALL, *words)
         assert (code, complaint in err) == (2, True), err
-    for asked, complaint in [
-        ("alfa", "no analysis 'alfa': did you mean"),
+    for analysis, complaint in [
+        ("alfa", "'alfa' is not a known analysis: did you mean"),
         ("alpha --base", "base"),
     ]:
-        (tmp_path / "mine.yaml").write_text(TABLE.replace("alpha --alphas 0,1", asked))
-        code, _, err = fedlens("suite", table, *WORLD)
+        (tmp_path / "mine.yaml").write_text(TABLE.replace("alpha --alphas 0,1", analysis))
+        code, _, err = fedlens("suite", table, *SMALL)
         assert (code, complaint in err) == (2, True), err
     assert not Path("runs").exists() or not runs(Path("runs"))
 
@@ -139,9 +139,9 @@ def test_what_cannot_be_is_refused_before_anything_runs(
 def test_workers_give_the_same_bits_as_one_process(
     fedlens: Call, table: str, tmp_path: Path
 ) -> None:
-    code, _, _ = fedlens("suite", table, *WORLD, "run.root=alone")
+    code, _, _ = fedlens("suite", table, *SMALL, "run.root=alone")
     assert code == 2
-    code, out, _ = fedlens("suite", table, *WORLD, "run.root=many", "--jobs", "2")
+    code, out, _ = fedlens("suite", table, *SMALL, "run.root=many", "--jobs", "2")
     assert code == 2
     assert "failed: broken, seed 0: The loss became" in out
     assert results(Path("many")) == results(Path("alone"))
@@ -154,7 +154,7 @@ def test_workers_give_the_same_bits_as_one_process(
     assert len(records[0]) == 1
 
 
-def test_a_stop_is_passed_on_and_the_same_command_goes_on(
+def test_a_stopped_suite_is_resumed_by_the_same_command(
     fedlens: Call, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = run.start
@@ -163,24 +163,24 @@ def test_a_stop_is_passed_on_and_the_same_command_goes_on(
         os.kill(os.getpid(), signal.SIGINT)
         return begin(config)  # type: ignore[arg-type]
 
-    words = ["suite", table, *WORLD, "--only", "central", "--only", "ridge"]
+    words = ["suite", table, *SMALL, "--only", "central", "--only", "ridge"]
     with monkeypatch.context() as patch:
         patch.setattr(run, "start", interrupted)
         code, _, err = fedlens(*words)
     assert code == 75
-    assert "go on with the same command: fedlens suite mine.yaml" in err
+    assert "run the same command again to resume: fedlens suite mine.yaml" in err
     assert fedlens(*words)[0] == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_a_suite_killed_half_way_ends_as_one_that_was_not(
+def test_a_killed_suite_resumes_to_the_same_results(
     fedlens: Call, table: str, tmp_path: Path
 ) -> None:
-    words = ["suite", table, *WORLD, "--only", "central", "--only", "federated"]
+    words = ["suite", table, *SMALL, "--only", "central", "--only", "federated"]
     assert fedlens(*words, "run.root=whole")[0] == 0
     command = [sys.executable, "-m", "fedlens.cli", *words, "run.root=cut"]
-    with (tmp_path / "log").open("w") as said:
-        killed = subprocess.Popen(command, stderr=said, stdout=said)
+    with (tmp_path / "log").open("w") as log:
+        killed = subprocess.Popen(command, stderr=log, stdout=log)
     while not list(Path("cut").glob("*/metrics.jsonl")) and killed.poll() is None:
         time.sleep(0.05)
     killed.kill()
@@ -193,8 +193,8 @@ def test_a_suite_killed_half_way_ends_as_one_that_was_not(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="submitit needs a POSIX system")
 def test_jobs_of_submitit_end_to_end(fedlens: Call, table: str, tmp_path: Path) -> None:
-    """Its local stand-in: two runs, of which one fails, each a command of its own."""
-    words = ["suite", table, *WORLD, "--only", "ridge", "--only", "broken"]
+    """On submitit's local executor: two runs, one of which fails, each its own command."""
+    words = ["suite", table, *SMALL, "--only", "ridge", "--only", "broken"]
     code, out, err = fedlens(*words, "--launcher", "local", "--jobs", "2", "run.root=jobs")
     assert code == 2, err
     assert "failed: broken, seed 0: The loss became" in out

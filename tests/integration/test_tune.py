@@ -1,4 +1,4 @@
-"""A search of real runs: it never sees a test image, survives its death, and can be run."""
+"""A search of real runs: it reads no test image, survives being killed, and its best can be run."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from fedlens.experiments.run import resume, start
 from fedlens.runtime.stop import Abandoned
 from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Tiny, facts
-from tests.integration.test_leakage import swapped
+from tests.integration.test_leakage import change_test_split
 
 KILLED = -9
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -34,7 +34,7 @@ def never(images: Images) -> Images:
 
 
 def outcome(root: Path) -> dict[str, Any]:
-    """All a search came to but how long it took."""
+    """The outcome of a search without its times."""
     record: dict[str, Any] = json.loads((root / "tune/it/trials.json").read_text())
     for trial in record["trials"]:
         del trial["seconds"]
@@ -45,7 +45,7 @@ def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
     fedlens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        swapped(patch, never)
+        change_test_split(patch, never)
         code, out, err = fedlens("tune", *WORDS, "--trials", "7")
     assert code == 0, err
     assert "trial 7 of 7" in err
@@ -54,9 +54,9 @@ def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
     folder = Path("runs/tune/it")
     for name in ("history.png", "slices.png", "importance.png", "trials.csv", "study.db"):
         assert (folder / name).stat().st_size > 0
-    found = outcome(Path("runs"))
-    assert len(found["trials"]) == 7
-    best = found["trials"][found["best"] - 1]
+    search = outcome(Path("runs"))
+    assert len(search["trials"]) == 7
+    best = search["trials"][search["best"] - 1]
     for run in runs(folder / "runs"):
         assert run.result is None or "test" not in run.result
         assert not run.checkpoints.exists()
@@ -73,7 +73,7 @@ def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Callable[..., int]]:
-    """The exit code of a search in a child of the zygote, which dies on command."""
+    """The exit code of a search in a child of the zygote, which is killed on request."""
     loaded = "runpy, fedlens.tuning.tune, fedlens.reporting.figures.search"  # once, for all
     program = f"import {loaded}; runpy.run_path({str(ZYGOTE)!r}, run_name='__main__')"
     zygote = subprocess.Popen(
@@ -95,10 +95,10 @@ def session() -> Iterator[Callable[..., int]]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
-def test_a_search_killed_at_random_moments_ends_as_if_it_never_had_been(
+def test_a_search_killed_at_random_moments_has_the_same_outcome(
     session: Callable[..., int], tmp_path: Path
 ) -> None:
-    """By file operations, and by the clock, which also hits the database at its work."""
+    """Killed at file operations and after some seconds, also while the database is written."""
     draw, deaths = random.Random(8), 0
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert session(whole) == 0
@@ -115,14 +115,20 @@ def test_a_search_killed_at_random_moments_ends_as_if_it_never_had_been(
     ("words", "complaint"),
     [
         (["quickstart", "--search", "train.lrr=1,2"], "did you mean 'train.lr'"),
-        (["quickstart", "--search", "train.lr=log:0:1"], "begins above 0"),
+        (["quickstart", "--search", "train.lr=log:0:1"], "must start above 0"),
         (["quickstrat"], "did you mean 'quickstart'"),
         (["absent.yaml"], "absent.yaml cannot be read"),
         (["quickstart", "--pruner", "medain"], "did you mean 'median'"),
-        (["quickstart", "--name", "../up"], "one plain folder name"),
+        (["quickstart", "--name", "../up"], "folder name without slashes"),
         (["quickstart", "run.name=mine"], "--name"),
-        (["quickstart", "data.validation=0", "evaluate.select=last"], "nothing to compare"),
-        ([*WORDS, "--trials", "2", "train.clip_norm=1", "backbone.freeze_blocks=1"], "goes with"),
+        (
+            ["quickstart", "data.validation=0", "evaluate.select=last"],
+            "compares trials on validation images",
+        ),
+        (
+            [*WORDS, "--trials", "2", "train.clip_norm=1", "backbone.freeze_blocks=1"],
+            "goes with train.trainable=full",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(fedlens, words: list[str], complaint: str) -> None:
@@ -137,8 +143,8 @@ def test_a_search_whose_trials_all_fail_says_so(fedlens) -> None:
     words = [*SMALL, *ON_FEATURES, "--search", "train.lr=log:1e30:1e32", "--trials", "2"]
     code, _, err = fedlens("tune", "quickstart", *words, "--name", "it")
     assert code == 2
-    assert "No trial of it came to an end (2 failed)" in err.splitlines()[-1]
-    assert "lower train.lr" in Path("runs/tune/it/trials.csv").read_text()
+    assert "No trial of it was completed (2 failed)" in err.splitlines()[-1]
+    assert "lower the learning rate" in Path("runs/tune/it/trials.csv").read_text()
     assert not Path("runs/tune/it/best.yaml").exists()
 
 
@@ -150,11 +156,11 @@ def test_help_has_an_example(fedlens) -> None:
 
 
 @pytest.mark.parametrize("mode", [ON_FEATURES, [*FEDERATED, *ON_FEATURES]])
-def test_a_run_may_leave_the_test_split_alone(
+def test_a_run_may_leave_the_test_split_unread(
     fedlens, mode: list[str], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        swapped(patch, never)
+        change_test_split(patch, never)
         untested = start(tiny(*mode, "evaluate.test=false"))
     tested = start(tiny(*mode))
     assert untested.name != tested.name
@@ -170,7 +176,7 @@ def test_a_run_may_leave_the_test_split_alone(
     assert (code, "–" in out) == (0, True)
     code, _, err = fedlens("arithmetic", "alpha", str(untested.path))
     assert code == 2
-    assert "never opened its test split: run it with evaluate.test=true" in err
+    assert "was not evaluated on the test split: run it with evaluate.test=true" in err
 
 
 class Watcher:
@@ -197,21 +203,23 @@ def both(make: Callable[..., Config], *words: str) -> list[Config]:
     ("mode", "unit"),
     [(ON_FEATURES, "epoch"), ([*FEDERATED, "head=ridge", "augment=none"], "round")],
 )
-def test_an_abandoned_run_has_not_failed_and_goes_on_to_the_same_end(
+def test_an_abandoned_run_has_not_failed_and_resumes_to_the_same_result(
     mode: list[str], unit: str, tiny: Tiny
 ) -> None:
     whole, config = both(tiny, *mode, "checkpoint.every=9")
-    told = Watcher()
-    undisturbed = start(whole, watch=told)
-    assert told.seen == curve(undisturbed, unit)
-    assert [number for number, _ in told.seen] == ([1, 2, 3] if unit == "epoch" else [0, 1, 2, 3])
+    watcher = Watcher()
+    undisturbed = start(whole, watch=watcher)
+    assert watcher.seen == curve(undisturbed, unit)
+    assert [number for number, _ in watcher.seen] == (
+        [1, 2, 3] if unit == "epoch" else [0, 1, 2, 3]
+    )
     with pytest.raises(Abandoned):
         start(config, watch=Watcher(enough=2))
     (folder,) = runs(Path(config.run.root))
     assert (folder.state(), folder.failure) == ("interrupted", None)
     again = Watcher()
     assert facts(start(config, watch=again)) == facts(undisturbed)
-    assert again.seen == told.seen  # those before it was abandoned are told anew
+    assert again.seen == watcher.seen  # validations before it was abandoned are reported again
 
 
 def test_an_abandoned_run_can_be_resumed_from_its_folder(tiny: Tiny) -> None:

@@ -1,6 +1,6 @@
-"""Flower is an extra: where it is not installed, its commands say so and the others do not care.
+"""Flower is an optional extra: without it, its commands say so and all others work.
 
-No `importorskip` here: these hold with and without it.
+No `importorskip` here: these tests pass with and without it.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# None among the modules is what a package that is not there looks like.
+# A module that is None cannot be imported, like a package that is not installed.
 WITHOUT = (
     "import sys\n"
     "sys.modules['flwr'] = sys.modules['ray'] = None\n"
@@ -40,17 +40,17 @@ def without_flower(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
     ],
     ids=" ".join,
 )
-def test_without_flower_one_is_told_how_to_install_it(
+def test_without_flower_the_error_says_how_to_install_it(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = without_flower(*words, at=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "fedlens[flower]" in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []  # neither a run nor a federation was begun
+    assert list(tmp_path.iterdir()) == []  # neither a run nor a federation was started
 
 
-def test_what_needs_no_flower_works_without_it(tmp_path: Path) -> None:
+def test_commands_that_need_no_flower_work_without_it(tmp_path: Path) -> None:
     done = without_flower("config", "quickstart_fedavg", "engine=serial", at=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "name: serial" in done.stdout

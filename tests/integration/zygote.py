@@ -1,4 +1,4 @@
-"""Runs `fedlens` in forked children that die on command, so that many deaths cost little time.
+"""Runs `fedlens` in forked children that are killed on request, without importing torch again.
 
 stdin: one JSON object a line {"argv": [...], "die_at": n | null, "half_write": n | null,
 "of": "checkpoint" | "client_states", "delay": s | null, "signal": name | null};
@@ -28,7 +28,7 @@ from fedlens.store import checkpoints, client_states
 
 torch.set_num_threads(1)
 compose("quickstart", ["seed=1"])  # the first time takes longest
-cli.runs._draw = lambda folder: None  # what comes after a run's end is not what is killed here
+cli.runs._draw = lambda folder: None  # only the run itself is killed here
 
 
 def deadly(
@@ -70,8 +70,8 @@ def child(order: dict[str, Any], report: int) -> None:
     code = 0
     try:
         cli.main()
-    except SystemExit as leaving:
-        code = int(leaving.code or 0)
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
     finally:
         os.write(report, str(calls[0]).encode())
     os._exit(code)

@@ -56,7 +56,7 @@ def test_creation_is_addressed_and_leaves_the_global_generator_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("dino_vit16", "did you mean 'dino_vits16'?"),
         ("resnet", "choose from dino_vits16"),
@@ -68,10 +68,10 @@ def test_creation_is_addressed_and_leaves_the_global_generator_alone() -> None:
         ("timm:xyzzy", "timm.list_models()"),
     ],
 )
-def test_unknown_names_get_a_suggestion(name: str, said: str) -> None:
+def test_unknown_names_get_a_suggestion(name: str, message: str) -> None:
     with pytest.raises(FedlensError) as error:
         backbones.find(name)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_any_timm_model_makes_a_row() -> None:
@@ -89,18 +89,18 @@ def test_any_timm_model_makes_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "resolution", "said"),
+    ("name", "resolution", "message"),
     [
         ("dino_vits16", 100, "96 or 112"),
         ("dinov2_vits14", 96, "84 or 98"),
-        ("vit_tiny", 7, "to 16."),
-        ("vit_tiny", 0, "to 16."),
+        ("vit_tiny", 7, "choose 16."),
+        ("vit_tiny", 0, "choose 16."),
     ],
 )
-def test_a_resolution_must_fit_the_patches(name: str, resolution: int, said: str) -> None:
+def test_a_resolution_must_fit_the_patches(name: str, resolution: int, message: str) -> None:
     with pytest.raises(FedlensError) as error:
         backbones.create(backbones.find(name), resolution=resolution)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("n", range(DEPTH + 1))
@@ -131,7 +131,7 @@ def test_freezing_more_than_there_is_is_refused(small: tuple[nn.Module, set[str]
     backbone, _, _ = small
     for refuse in (backbones.freeze_blocks, backbones.last_blocks):
         for n in (-1, DEPTH + 1):
-            with pytest.raises(FedlensError, match=f"has {DEPTH} blocks"):
+            with pytest.raises(FedlensError, match=f"{DEPTH}, the number of blocks"):
                 refuse(backbone, n)
         with pytest.raises(FedlensError, match="no sequence of transformer blocks"):
             refuse(nn.Linear(2, 2), 1)

@@ -1,3 +1,4 @@
+import doctest
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from fedlens.errors import FedlensError
 from fedlens.models import heads
 from fedlens.models.heads import Statistics
+from fedlens.registry import head as rows
 
 
 def sample(
@@ -56,7 +58,8 @@ def test_a_path_is_the_same_as_its_points() -> None:
     stats = Statistics.of(x, labels, 4)
     grid = [100.0, 0.1, 1.0]
     for lam, head in zip(grid, heads.ridge_path(stats, grid), strict=True):
-        alone = heads.ridge(stats, lam)
+        alone, facts = heads.ridge(stats, None, l2=lam, temperature=1.0)
+        assert facts == {"l2": lam, "temperature": 1.0}
         assert head.weight.dtype == torch.float32
         assert torch.equal(head.weight, alone.weight)
         assert torch.equal(head.bias, alone.bias)
@@ -64,7 +67,7 @@ def test_a_path_is_the_same_as_its_points() -> None:
 
 def test_a_large_penalty_leaves_the_class_priors() -> None:
     x, labels = sample(0, shift=5.0)
-    head = heads.ridge(Statistics.of(x, labels, 4), 1e12)
+    head = heads.fit_ridge(x, labels, l2=1e12)
     assert head.weight.abs().max() < 1e-9
     torch.testing.assert_close(head.bias.data, labels.bincount(minlength=4) / len(labels))
 
@@ -72,10 +75,19 @@ def test_a_large_penalty_leaves_the_class_priors() -> None:
 def test_refusals() -> None:
     x, labels = sample(0)
     stats = Statistics.of(x, labels, 4)
-    with pytest.raises(FedlensError, match="λ > 0"):
-        heads.ridge(stats, 0.0)
+    with pytest.raises(FedlensError, match=r"l2=0\.0 must be positive"):
+        heads.fit_ridge(x, labels, l2=0.0)
     with pytest.raises(FedlensError, match="at least one sample"):
-        heads.ridge(Statistics.of(x[:0], labels[:0], 4), 1.0)
+        heads.ridge(Statistics.of(x[:0], labels[:0], 4), None, l2=1.0)
+    with pytest.raises(FedlensError, match="at least one sample"):
+        heads.fit_ridge(x[:0], labels[:0], l2=1.0)
+    with pytest.raises(FedlensError, match=r"give features \[N, D\] and N labels"):
+        heads.fit_ridge(x, labels[1:], l2=1.0)
+    with pytest.raises(FedlensError, match="give validation data or set l2"):
+        heads.ridge(stats, None, temperature=1.0)
+    for fit in (lambda: heads.ridge(stats, None, l2=1.0), lambda: heads.class_means(stats, None)):
+        with pytest.raises(FedlensError, match="give validation data or set temperature"):
+            fit()
     with pytest.raises(FedlensError, match="empty"):
         heads.choose_ridge(stats, x.float(), labels, [])
     with pytest.raises(ValueError, match="do not add"):
@@ -119,7 +131,7 @@ def test_lambda_is_chosen_on_validation_and_ties_go_to_the_larger() -> None:
         for other in heads.ridge_path(stats, grid)
     ]
     assert lam == max(lam for lam, hits in zip(grid, correct, strict=True) if hits == max(correct))
-    assert torch.equal(head.weight, heads.ridge(stats, lam).weight)
+    assert torch.equal(head.weight, next(heads.ridge_path(stats, [lam])).weight)
     _, tied = heads.choose_ridge(stats, held[:0].float(), truth[:0], grid)
     assert tied == 1e3
 
@@ -128,7 +140,7 @@ def test_lambda_is_chosen_on_validation_and_ties_go_to_the_larger() -> None:
 def test_class_means_pick_the_nearest_mean(seed: int, shift: float) -> None:
     x, labels = sample(seed, shift=shift)
     labels = labels % 3  # class 3 has no samples
-    head = heads.class_means(Statistics.of(x, labels, 4))
+    head, _ = heads.class_means(Statistics.of(x, labels, 4), None, temperature=1.0)
     means = torch.stack([x[labels == c].mean(0) for c in range(3)])
     distances = torch.cdist(x, means)
     scores = head(x.float())
@@ -147,7 +159,7 @@ def test_temperature_beats_a_grid(seed: int, stretch: float) -> None:
     labels = logits.argmax(1)
     wrong = torch.rand(200, generator=draw) < 0.3
     labels[wrong] = torch.randint(5, (int(wrong.sum()),), generator=draw)
-    s = heads.temperature(logits * stretch, labels)
+    s = heads.fit_temperature(logits * stretch, labels)
 
     def loss(scale: float) -> float:
         return float(F.cross_entropy(logits.double() * stretch * scale, labels))
@@ -155,17 +167,17 @@ def test_temperature_beats_a_grid(seed: int, stretch: float) -> None:
     grid = [10 ** (power / 8) for power in range(-32, 33)]
     assert loss(s) <= min(map(loss, grid)) + 1e-7
     # Scaling the logits changes the temperature by the inverse and nothing else.
-    assert s * stretch == pytest.approx(heads.temperature(logits, labels), rel=1e-3)
+    assert s * stretch == pytest.approx(heads.fit_temperature(logits, labels), rel=1e-3)
 
 
 def test_temperature_of_separable_logits_stays_finite() -> None:
-    s = heads.temperature(10 * torch.eye(4), torch.arange(4))
+    s = heads.fit_temperature(10 * torch.eye(4), torch.arange(4))
     assert 1 < s <= 1e4
 
 
 def test_scaled_folds_the_scale_into_the_head() -> None:
     x, labels = sample(2)
-    head = heads.ridge(Statistics.of(x, labels, 4), 1.0)
+    head = heads.fit_ridge(x, labels, l2=1.0)
     before = head.weight.detach().clone()
     larger = heads.scaled(head, 30.0)
     torch.testing.assert_close(larger(x.float()), 30 * head(x.float()))
@@ -179,9 +191,54 @@ def test_making_heads_leaves_the_global_generator_alone() -> None:
     stats = Statistics.of(x, labels, 4)
     before = torch.get_rng_state()
     first, again, other = (heads.linear(7, 4, seed) for seed in (0, 0, 1))
-    heads.class_means(stats)
-    heads.scaled(heads.ridge(stats, 1.0), 2.0)
+    heads.class_means(stats, None, temperature=2.0)
+    heads.ridge(stats, None, l2=1.0, temperature=2.0)
     assert torch.equal(torch.get_rng_state(), before)
     assert isinstance(first, nn.Linear)
     assert torch.equal(first.weight, again.weight)
     assert not torch.equal(first.weight, other.weight)
+
+
+def test_a_ridge_head_has_the_penalty_and_the_temperature_of_validation() -> None:
+    x, labels = sample(1)
+    held, truth = sample(1, 400)
+    stats, validation = Statistics.of(x, labels, 4), (held.float(), truth)
+    head, facts = heads.ridge(stats, validation)
+    chosen, l2 = heads.choose_ridge(stats, *validation)
+    with torch.no_grad():
+        s = heads.fit_temperature(chosen(held.float()), truth)
+    assert list(facts.items()) == [("l2", l2), ("temperature", s)]
+    assert torch.equal(head.weight, heads.scaled(chosen, s).weight)
+    mean_head, facts = heads.class_means(stats, validation)
+    assert list(facts) == ["temperature"]
+    plain, _ = heads.class_means(stats, None, temperature=1.0)
+    assert torch.equal(mean_head.bias, heads.scaled(plain, facts["temperature"]).bias)
+
+
+def test_a_trained_head_starts_from_the_linear_one() -> None:
+    assert torch.equal(heads.trained(7, 4, 3).weight, heads.linear(7, 4, 3).weight)
+
+
+def test_fit_ridge_takes_arrays_and_counts_classes() -> None:
+    x, labels = sample(0)
+    expected = next(heads.ridge_path(Statistics.of(x, labels, 4), [2.0]))
+    assert torch.equal(heads.fit_ridge(x.numpy(), labels.tolist(), l2=2.0).weight, expected.weight)
+    assert heads.fit_ridge(x, labels, l2=2.0, classes=9).out_features == 9
+
+
+def test_shapes_are_those_of_the_statistics() -> None:
+    made = Statistics.of(*sample(0), 4)
+    assert Statistics.shapes(7, 4) == {name: tuple(v.shape) for name, v in vars(made).items()}
+
+
+def test_rows_say_how_a_head_is_made() -> None:
+    assert [(row.name, row.traits["fitted"], row.traits.get("by")) for row in rows] == [
+        ("linear", False, None),
+        ("trained", True, "training"),
+        ("ridge", True, "statistics"),
+        ("class_means", True, "statistics"),
+    ]
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(heads, raise_on_error=True).attempted > 0

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlens import files, params
 from fedlens.data import cifar100
-from fedlens.data.examples import Pipeline
+from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
 from fedlens.models import backbones, heads, weights
 
@@ -24,7 +24,7 @@ DINOV2 = backbones.find("dinov2_vits14")
 State = dict[str, torch.Tensor]
 
 
-def said(call: Callable[[], object]) -> str:
+def message(call: Callable[[], object]) -> str:
     """The one sentence with which `call` is refused."""
     with pytest.raises(FedlensError) as error:
         call()
@@ -124,7 +124,7 @@ def test_only_what_pretraining_adds_is_dropped(pico_state: State, tmp_path: Path
     head = {"head.weight": torch.zeros(9, 24), "head.bias": torch.zeros(9)}
     weights.load(backbones.create(PICO), PICO, saved(tmp_path, {**pico_state, **head}))
     stray = saved(tmp_path, {**pico_state, "header.weight": torch.zeros(1)})
-    text = said(lambda: weights.load(backbones.create(PICO), PICO, stray))
+    text = message(lambda: weights.load(backbones.create(PICO), PICO, stray))
     assert "unexpected header.weight" in text
 
 
@@ -134,7 +134,7 @@ def test_a_file_that_does_not_fit_changes_nothing(pico_state: State, tmp_path: P
 
     def refused(change: State, without: str = "") -> str:
         content = {name: v for name, v in {**pico_state, **change}.items() if name != without}
-        return said(lambda: weights.load(backbone, PICO, saved(tmp_path, content)))
+        return message(lambda: weights.load(backbone, PICO, saved(tmp_path, content)))
 
     assert "missing norm.weight" in refused({}, without="norm.weight")
     assert "unexpected extra" in refused({"extra": torch.zeros(1)})
@@ -151,14 +151,16 @@ def test_another_patch_size_is_refused_rather_than_resampled(
 ) -> None:
     row = backbones.find("timm:vit_small_patch8_224.dino")
     path = saved(tmp_path, dino.state_dict())
-    text = said(lambda: weights.load(backbones.create(row, resolution=64), row, path))
+    text = message(lambda: weights.load(backbones.create(row, resolution=64), row, path))
     assert "patch_embed.proj.weight has shape (384, 3, 16, 16) instead of (384, 3, 8, 8)" in text
 
 
 def test_a_wrong_hash_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     path.write_bytes(b"anything")
-    text = said(lambda: weights.load(backbones.create(PICO), PICO, path, expected_sha256="0" * 64))
+    text = message(
+        lambda: weights.load(backbones.create(PICO), PICO, path, expected_sha256="0" * 64)
+    )
     assert files.sha256(path) in text
 
 
@@ -170,7 +172,7 @@ class Malicious:
 def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = saved(tmp_path, {"state_dict": Malicious()})
-    assert "could run any code" in said(lambda: weights.read(path))
+    assert "could run any code" in message(lambda: weights.read(path))
     assert not (tmp_path / "pwned").exists()
 
 
@@ -186,17 +188,17 @@ def test_a_truncated_file_is_said_to_be_damaged(
         save_file(pico_state, path)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
-    assert "damaged" in said(lambda: weights.read(path))
+    assert "damaged" in message(lambda: weights.read(path))
 
 
 def test_files_that_hold_something_else(tmp_path: Path) -> None:
     for content in ([torch.zeros(1)], {"model": 3}, {"epoch": 3, "loss": torch.zeros(1)}):
         path = saved(tmp_path, content)
-        assert "holds no state dict" in said(lambda path=path: weights.read(path))  # type: ignore[misc]
+        assert "is not a state dict" in message(lambda path=path: weights.read(path))  # type: ignore[misc]
     (tmp_path / "weights.npz").write_bytes(b"")
-    assert "neither .safetensors" in said(lambda: weights.read(tmp_path / "weights.npz"))
+    assert "neither .safetensors" in message(lambda: weights.read(tmp_path / "weights.npz"))
     (tmp_path / "page.pth").write_text("<html>404: not found</html>")
-    assert "damaged" in said(lambda: weights.read(tmp_path / "page.pth"))
+    assert "damaged" in message(lambda: weights.read(tmp_path / "page.pth"))
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_network_one_sentence_says_what_to_do(nowhere: Path) -> None:
-    text = said(lambda: weights.find(DINO))
+    text = message(lambda: weights.find(DINO))
     for hint in (
         "dino_deitsmall16_pretrain.pth",
         "vit_small_patch16_224.dino.safetensors",
@@ -224,7 +226,7 @@ def test_without_a_network_one_sentence_says_what_to_do(nowhere: Path) -> None:
         "Name or service not known",
     ):
         assert hint in text
-    assert "downloading is off" in said(lambda: weights.find(DINO, download=False))
+    assert "downloading is off" in message(lambda: weights.find(DINO, download=False))
 
 
 def test_the_order_in_which_places_are_searched(
@@ -255,14 +257,14 @@ def test_the_order_in_which_places_are_searched(
 
 
 def test_places_that_are_not_there(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "does not exist" in said(lambda: weights.find(DINO, explicit=nowhere / "no.pth"))
-    assert "holds no dino" in said(lambda: weights.find(DINO, explicit=nowhere))
-    assert "no published weights" in said(lambda: weights.find(PICO))
-    assert "cannot be opened" in said(
+    assert "does not exist" in message(lambda: weights.find(DINO, explicit=nowhere / "no.pth"))
+    assert "has no dino" in message(lambda: weights.find(DINO, explicit=nowhere))
+    assert "no published weights" in message(lambda: weights.find(PICO))
+    assert "cannot be opened" in message(
         lambda: weights.load(backbones.create(PICO), PICO, nowhere / "no.pth")
     )
     monkeypatch.setenv("FEDLENS_WEIGHTS", str(nowhere / "gone"))
-    assert "FEDLENS_WEIGHTS names" in said(lambda: weights.find(DINO))
+    assert "FEDLENS_WEIGHTS is" in message(lambda: weights.find(DINO))
 
 
 def test_ridge_on_real_images_with_real_weights() -> None:
@@ -279,7 +281,7 @@ def test_ridge_on_real_images_with_real_weights() -> None:
         pytest.skip("FEDLENS_DATA names no folder with cifar-100-python")
     backbone = backbones.create(row, resolution=128).eval()
     weights.load(backbone, row, weights.find(row))
-    data = cifar100.dataset(download=False)
+    data = cifar100.cifar100()
     train, test = data.load_train(), data.load_test()
     pipeline = Pipeline(128, row.mean, row.std)
 
@@ -295,5 +297,5 @@ def test_ridge_on_real_images_with_real_weights() -> None:
         with torch.inference_mode():
             return float((head(held).argmax(1) == truth).float().mean())
 
-    assert accuracy(heads.ridge(stats, 1000.0)) > 0.54
-    assert accuracy(heads.class_means(stats)) > 0.56
+    assert accuracy(heads.fit_ridge(x, y, l2=1000.0)) > 0.54
+    assert accuracy(heads.class_means(stats, None, temperature=1.0)[0]) > 0.56

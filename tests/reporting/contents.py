@@ -20,9 +20,10 @@ from fedlens.reporting.study.content import (
     PartitionPicture,
     Provenance,
 )
+from fedlens.reporting.study.questions import questions
 
 ABOUT = About(authors=[Author("Ada Example", "s1", "A University"), Author("Ben Example")])
-HERE, THERE = "synthetic, vit_pico at 32 px", "cifar100, vit_tiny at 160 px"
+HERE, THERE = "synthetic benchmark, vit_pico at 32 px", "CIFAR-100, vit_tiny at 160 px"
 RULES = ("dense", "least sensitive", "random")
 PARTS = ("IID", "Nc=1")
 
@@ -34,7 +35,7 @@ def cell(mean: float, seeds: list[int], half: float = 0.42, **told: Any) -> Cell
         "half": half if several else None,
         "validation": mean - 1,
         "seeds": seeds,
-        "method": "everything, ridge head frozen, FedAvg, J=8",
+        "method": "full fine-tuning, ridge head frozen, FedAvg, J=8",
         "lr": 0.01,
         "candidates": 3,
         "megabytes": 307.2,
@@ -45,7 +46,8 @@ def cell(mean: float, seeds: list[int], half: float = 0.42, **told: Any) -> Cell
 
 def mask(label: str, run: str) -> MaskMap:
     return MaskMap(
-        name="mask", label=label, trained=10, total=100, layers=["embedding", "block 0"],
+        name="mask", rule=label.partition(",")[0], label=label, trained=10, total=100,
+        layers=["embedding", "block 0"],
         kinds=["patch", "q"], density=[[0.3, None], [None, 0.05]], run=run,
     )  # fmt: skip
 
@@ -69,7 +71,7 @@ def chapter(setting: str, **told: Any) -> Chapter:
 
 def minimal() -> Content:
     """One run that trained nothing worth a table."""
-    return Content(ABOUT, [chapter(THERE)], [], [run("alone", THERE)], {})
+    return Content(ABOUT, questions(), [chapter(THERE)], [], [run("alone", THERE)], {})
 
 
 def rich() -> Content:
@@ -80,7 +82,7 @@ def rich() -> Content:
         alphas=_alphas(), findings=_findings(), partitions=_partitions(),
     )  # fmt: skip
     central = _grid(
-        "central-setting2", "central", "Central baselines", ["everything"], ["accuracy"]
+        "central-setting2", "central", "Central baselines", ["full fine-tuning"], ["accuracy"]
     )
     there = chapter(THERE, grids=[central])
     audit = [
@@ -88,15 +90,15 @@ def rich() -> Content:
         Check("Differences are paired by seed", "2 differences", [], ["1 accuracy has one seed"]),
     ]
     runs = [run("sparse_iid_s0_abc0"), run("sparse_iid_s1_abc1", seed=1), run("far_s0_1", THERE)]
-    return Content(ABOUT, [here, there], audit, runs, {"unfinished_s0_1": "stopped"})
+    return Content(ABOUT, questions(), [here, there], audit, runs, {"unfinished_s0_1": "stopped"})
 
 
 def _grid(
-    name: str, chapter: str, title: str, rows: list[str], columns: list[str], **told: Any
+    name: str, question: str, title: str, rows: list[str], columns: list[str], **told: Any
 ) -> Grid:
     cells = told.pop("cells", [[cell(70.0, [0]) for _ in columns] for _ in rows])
     return Grid(
-        name, chapter, title, "10 clients, 1 a round.", "method", rows, columns, cells, **told
+        name, question, title, "10 clients, 1 per round.", "method", rows, columns, cells, **told
     )
 
 
@@ -109,7 +111,7 @@ def _headline() -> Grid:
     ]
     rows = ["central", "FedAvg, IID", "FedAvg, Nc=1"]
     title = "The six models of the study"
-    return _grid("six_models", "headline", title, rows, ["dense", "sparse"], cells=cells)
+    return _grid("six_models", "six_models", title, rows, ["dense", "sparse"], cells=cells)
 
 
 def _grids() -> list[Grid]:
@@ -148,14 +150,15 @@ def _curves() -> list[CurveSet]:
     central = Curve("central, dense", ["a"], [1, 2], [50, 100], [], [60.0, 78.0], [None, None])
     return [
         CurveSet("mask_rules", "mask_rules", "Mask rules", "round", curves, seen),
-        CurveSet("six_models", "headline", "The six models of the study", "epoch", [central], []),
+        CurveSet("six_models", "six_models", "The six models of the study", "epoch", [central], []),
     ]
 
 
 def _alphas() -> list[AlphaCurve]:
     return [
         AlphaCurve(
-            "alpha-1", "everything, seed 0", "pretrained", [0.0, 0.5, 1.0], [48.0, 50.0, 49.0],
+            "alpha-1", "full fine-tuning, seed 0", "pretrained", [0.0, 0.5, 1.0],
+            [48.0, 50.0, 49.0],
             [1.5, 1.4, 1.45], 0.5, 49.9, 49.1, 0.0, f"run_s0_{end}",
         )
         for end in ("aa", "bb")
@@ -190,7 +193,12 @@ def _findings() -> list[Finding]:
     }  # fmt: skip
     return [
         Finding(
-            f"{kind}-1", kind, "everything, seed 0", [("what", "θ + α Σ c τ")], "run_s0_a", record
+            f"{kind}-1",
+            kind,
+            "full fine-tuning, seed 0",
+            [("model", "θ + α Σ c τ")],
+            "run_s0_a",
+            record,
         )
         for kind, record in records.items()
     ]

@@ -11,9 +11,9 @@ from fedlens.errors import FedlensError
 from fedlens.reporting.assemble import content
 from fedlens.reporting.study.content import About, Chapter, Content
 from fedlens.reporting.study.runs import read
-from tests.reporting.worlds import (
-    ALONE,
+from tests.reporting.run_records import (
     CENTRAL,
+    HEAD_ONLY,
     NONIID,
     RIDGE,
     masked,
@@ -30,7 +30,7 @@ def whole(root: Path) -> list[Path]:
         for seed in (0, 1):
             for changes in (CENTRAL, {}, NONIID, masked("random"), {**masked(), **NONIID}):
                 made.append(write_run(root, {**changes, **setting}, seed=seed))  # noqa: PERF401
-            made.append(write_run(root, {**ALONE, **setting}, seed=seed, trains=False))
+            made.append(write_run(root, {**HEAD_ONLY, **setting}, seed=seed, trains=False))
         write_alpha(made[-2])
     return made
 
@@ -113,7 +113,7 @@ def test_the_command_gives_the_config_again(tmp_path: Path) -> None:
     again = compose.compose(told[2], told[3:])
     assert found.command == " ".join(compose.command(compose.load(run / "config.yaml")))
     assert (again.train.lr, again.partition.name, again.seed) == (0.25, "dirichlet", 3)
-    assert again.sparse.rule == "random"
+    assert again.sparse.rule.name == "random"
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_facts_are_of_methods_that_they_say_something_of(tmp_path: Path) -> None
     """The head alone takes no step, whatever its config says of steps and batches."""
     write_run(tmp_path, {"train.batch_size": 8})
     write_run(tmp_path, {**CENTRAL, "train.batch_size": 16, "federated.local_steps": 99})
-    idle = {"train.batch_size": 32, "federated.local_steps": 77, "train.momentum": 0.1}
-    write_run(tmp_path, {**ALONE, **idle}, trains=False)
+    idle = {"train.batch_size": 32, "federated.local_steps": 77, "train.optimizer.momentum": 0.1}
+    write_run(tmp_path, {**HEAD_ONLY, **idle}, trains=False)
     write_run(tmp_path, {**RIDGE, **masked("random"), "sparse.rounds": 7, "train.batch_size": 8})
     found = only(tmp_path).facts
     assert found["batch_size"] == [8, 16]
@@ -175,7 +175,7 @@ def test_facts_are_of_methods_that_they_say_something_of(tmp_path: Path) -> None
 
 
 def test_the_study_goes_on_without_chapters_it_has_no_runs_for(tmp_path: Path) -> None:
-    write_run(tmp_path, ALONE, trains=False)
+    write_run(tmp_path, HEAD_ONLY, trains=False)
     chapter = only(tmp_path)
     assert chapter.headline is None
     assert (chapter.grids, chapter.curves, chapter.masks, chapter.alphas) == ([], [], [], [])

@@ -8,7 +8,7 @@ import pytest
 from fedlens.errors import FedlensError
 from fedlens.reporting import report
 from fedlens.reporting.study.content import About
-from tests.reporting.worlds import load, write_study
+from tests.reporting.run_records import load, write_study
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_is_no_report_is_left_alone(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "thesis"
     out.mkdir()
     (out / "chapter.tex").write_text("mine")
-    with pytest.raises(FedlensError, match="is no report: choose another --out"):
+    with pytest.raises(FedlensError, match="is not a report: choose another folder"):
         report.write([runs], out, About())
     assert files(out) == {"chapter.tex": b"mine"}
 

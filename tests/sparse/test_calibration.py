@@ -205,7 +205,7 @@ def test_the_count_is_exact_though_all_scores_are_tied(
 @pytest.mark.parametrize("method", METHODS)
 def test_other_rules_need_no_scores_and_go_by_the_whole_weights(rule: str, method: str) -> None:
     def never(index: int) -> Params:
-        raise AssertionError("scores were asked for")
+        raise AssertionError("scores were computed")
 
     order = calibrate(live(), never, rule=rule, density=0.2, method=method, stream=STREAM)
     expected = select(live(), rule, 0.2, stream=STREAM)
@@ -237,15 +237,22 @@ def spoilt(index: int) -> Params:
         (spoilt, FedlensError),
     ],
 )
-@pytest.mark.parametrize("soft", [0.1, 0.0])
+@pytest.mark.parametrize("shrink_factor", [0.1, 0.0])
 def test_weights_are_bit_identical_afterwards_whatever_happens(
-    score: Callable[[int], Params], fault: type[BaseException] | None, soft: float
+    score: Callable[[int], Params], fault: type[BaseException] | None, shrink_factor: float
 ) -> None:
     parameters = live()
     before, where = params.digest(parameters), {n: p.data_ptr() for n, p in parameters.items()}
 
     def run() -> None:
-        calibrate(parameters, score, rule="least_sensitive", density=0.1, soft=soft, stream=STREAM)
+        calibrate(
+            parameters,
+            score,
+            rule="least_sensitive",
+            density=0.1,
+            shrink_factor=shrink_factor,
+            stream=STREAM,
+        )
 
     if fault:
         with pytest.raises(fault):
@@ -257,8 +264,8 @@ def test_weights_are_bit_identical_afterwards_whatever_happens(
     assert all(value.requires_grad and value.grad is None for value in parameters.values())
 
 
-def test_the_model_that_is_scored_is_the_softened_one() -> None:
-    """Four inputs, one output: the squared gradient is x², seen through weights softened by ½."""
+def test_the_model_that_is_scored_is_the_shrunk_one() -> None:
+    """Four inputs, one output: the squared gradient is x², seen through weights shrunk by ½."""
     model = nn.Linear(4, 1, bias=False)
     nn.init.ones_(model.weight)
     outputs = []
@@ -275,7 +282,7 @@ def test_the_model_that_is_scored_is_the_softened_one() -> None:
         rule="least_sensitive",
         density=0.25,
         rounds=2,
-        soft=0.5,
+        shrink_factor=0.5,
         stream=STREAM,
     )
     assert outputs == [10.0, 1 + 2 + (3 + 4) / 2]
@@ -284,12 +291,12 @@ def test_the_model_that_is_scored_is_the_softened_one() -> None:
 
 def test_bad_requests_are_refused_before_any_scoring() -> None:
     def never(index: int) -> Params:
-        raise AssertionError("scores were asked for")
+        raise AssertionError("scores were computed")
 
     good = {"rule": "least_sensitive", "density": 0.5, "stream": STREAM}
     for bad, words in (
         ({"method": "talo"}, "did you mean 'talos'"),
-        ({"rounds": 0}, "at least one round"),
+        ({"rounds": 0}, "rounds=0 must be 1 or more"),
         ({"density": 1.5}, "from 0 to 1"),
         ({"rule": "fisher"}, "choose from"),
         ({"scope": "block"}, "no mask scope"),

@@ -13,7 +13,7 @@ from fedlens.data.examples import FeatureExamples
 from fedlens.errors import FedlensError
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.fisher import LABELS, TARGETS, Sensitivity, sensitivity
-from fedlens.sparse.per_example_gradients import Squares
+from fedlens.sparse.per_example_gradients import SquaredGradients
 
 COUNT, CLASSES = 7, 3
 STREAM = rng.Stream(0, ("test",))
@@ -41,7 +41,7 @@ EXAMPLES = FeatureExamples(
 
 
 def measure(**keys: Any) -> Sensitivity:
-    squares = Squares(MODEL, NAMES, EXAMPLES.features[:2])
+    squares = SquaredGradients(MODEL, NAMES, EXAMPLES.features[:2])
     return sensitivity(squares, EXAMPLES, **{"stream": STREAM, **keys})
 
 
@@ -134,7 +134,7 @@ def draws(**keys: Any) -> torch.Tensor:
     model, count = Chosen([0.1, 0.6, 0.3]), 2000
     examples = FeatureExamples(torch.ones(count, 1), torch.zeros(count, dtype=torch.int64))
     keys = {"stream": STREAM, "micro_batch": 512, **keys}
-    squares = Squares(model, ["last.weight"], examples.features[:2])
+    squares = SquaredGradients(model, ["last.weight"], examples.features[:2])
     return sensitivity(squares, examples, **keys).sums["last.weight"][:, 0]
 
 
@@ -177,9 +177,9 @@ def test_what_does_not_match_does_not_add() -> None:
 
 
 def test_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
-    measure(micro_batch=3, progress=lambda done, total: told.append((done, total)))
-    assert told == [(3, 7), (6, 7), (7, 7)]
+    calls: list[tuple[int, int]] = []
+    measure(micro_batch=3, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(3, 7), (6, 7), (7, 7)]
 
 
 def test_wrong_words_are_refused_with_the_nearest_right_one() -> None:
@@ -200,12 +200,12 @@ def test_a_sum_that_is_not_finite_names_its_parameter() -> None:
     model = Chosen([0.5, 0.5])
     examples = FeatureExamples(torch.full((3, 1), 1e30), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(FedlensError, match=r"last\.weight"):
-        squares = Squares(model, ["last.weight"], torch.ones(2, 1))
+        squares = SquaredGradients(model, ["last.weight"], torch.ones(2, 1))
         sensitivity(squares, examples, labels="data", stream=STREAM)
 
 
 def test_a_plan_serves_many_calls_and_each_begins_anew() -> None:
-    squares = Squares(MODEL, NAMES, EXAMPLES.features[:2])
+    squares = SquaredGradients(MODEL, NAMES, EXAMPLES.features[:2])
     first = sensitivity(squares, EXAMPLES, labels="data", stream=STREAM)
     again = sensitivity(squares, EXAMPLES, labels="data", stream=STREAM)
     assert params.digest(first.sums) == params.digest(again.sums)

@@ -28,7 +28,9 @@ def weights() -> dict[str, torch.Tensor]:
         img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
     )
     parameters = dict(Classifier(backbone, nn.Linear(12, 3)).named_parameters())
-    names = parameter_groups.maskable(parameters, biases=True, norms=True, embeddings=True)
+    names = parameter_groups.maskable(
+        parameters, prefix="backbone.", biases=True, norms=True, embeddings=True
+    )
     return {name: parameters[name] for name in names}
 
 
@@ -42,7 +44,7 @@ def test_density_by_hand() -> None:
         "backbone.blocks.0.mlp.fc1.weight": torch.zeros(3, 2, dtype=torch.bool),
         "backbone.blocks.1.mlp.fc1.weight": torch.tensor([[True, False]]),
     }
-    assert density_by_layer_and_kind(masks) == {
+    assert density_by_layer_and_kind(masks, prefix="backbone.") == {
         "all": tally(8 + 6 + 1, 8 + 12 + 6 + 2),
         "tensors": {
             "backbone.patch_embed.proj.weight": tally(8, 8),
@@ -68,7 +70,7 @@ def test_density_by_hand() -> None:
 
 def test_every_sum_of_a_real_model_s_table_is_the_whole(weights: dict[str, torch.Tensor]) -> None:
     masks = select(weights, "random", 0.3, stream=Stream(0, ()))
-    record = density_by_layer_and_kind(masks)
+    record = density_by_layer_and_kind(masks, prefix="backbone.")
     total = sum(value.numel() for value in weights.values())
     assert record["all"] == tally(round(0.3 * total), total)
     cells = [cell for row in record["table"].values() for cell in row.values()]
@@ -82,7 +84,10 @@ def test_every_sum_of_a_real_model_s_table_is_the_whole(weights: dict[str, torch
 
 def test_records_are_plain_enough_for_json(weights: dict[str, torch.Tensor]) -> None:
     masks = select(weights, "random", 0.3, stream=Stream(0, ()))
-    for record in (density_by_layer_and_kind(masks), overlap({"one": masks, "two": masks})):
+    for record in (
+        density_by_layer_and_kind(masks, prefix="backbone."),
+        overlap({"one": masks, "two": masks}),
+    ):
         assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
@@ -111,7 +116,7 @@ def test_random_masks_overlap_by_chance() -> None:
 
 
 def test_masks_of_different_models_are_not_compared() -> None:
-    with pytest.raises(FedlensError, match="'a' and 'b' are not of the same weights"):
+    with pytest.raises(FedlensError, match="'a' and 'b' do not cover the same weights"):
         overlap({"a": mask(1, 0), "b": mask(1, 0, 0)})
     with pytest.raises(FedlensError, match="missing w"):
         overlap({"a": mask(1, 0), "b": {"v": mask(1, 0)["w"]}})

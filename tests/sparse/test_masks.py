@@ -1,17 +1,20 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedlens.errors import FedlensError
 from fedlens.params import Params
+from fedlens.registry import mask_rule
 from fedlens.rng import Stream
-from fedlens.sparse.masks import RULES, SCOPES, Masks, apportion, prefer, select
+from fedlens.sparse.masks import SCOPES, Masks, apportion, needs_scores, rank_weights, select
 
 STREAM = Stream(0, ())
+RULES = mask_rule.names
 densities = st.one_of(st.sampled_from([0.0, 1.0, 1e-9, 0.1, 0.5, 1 / 3]), st.floats(0, 1))
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 SHAPE = {"a": (7, 5), "b": (30,), "c": (2, 3, 2)}
@@ -56,7 +59,7 @@ def test_every_rule_trains_exactly_the_density_ties_or_not(
     assert all(mask.dtype == torch.bool for mask in masks.values())
 
 
-@pytest.mark.parametrize("rule", [rule for rule, row in RULES.items() if row.by])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "random"])
 @pytest.mark.parametrize("scope", SCOPES)
 @given(density=densities, levels=st.sampled_from([None, 3]), seed=st.integers(0, 99))
 def test_nothing_left_out_outranks_what_is_trained(
@@ -64,14 +67,14 @@ def test_nothing_left_out_outranks_what_is_trained(
 ) -> None:
     weights, scores = tensors(levels, seed), tensors(levels, seed + 1)
     masks = select(weights, rule, density, scores=scores, scope=scope, stream=STREAM)
-    values = scores if RULES[rule].by == "sensitivity" else {n: w.abs() for n, w in weights.items()}
+    values = scores if needs_scores(rule) else {n: w.abs() for n, w in weights.items()}
     pools: Sequence[Sequence[str]] = [sorted(masks)] if scope == "global" else [[n] for n in masks]
     for pool in pools:
         chosen = flat({name: masks[name] for name in pool})
         ranked = flat({name: values[name] for name in pool})
         if chosen.any() and not chosen.all():
             inside, outside = ranked[chosen], ranked[~chosen]
-            if RULES[rule].largest:
+            if mask_rule[rule].traits["largest"]:
                 assert inside.min() >= outside.max()
             else:
                 assert inside.max() <= outside.min()
@@ -172,7 +175,7 @@ def test_the_order_in_which_tensors_are_listed_does_not_matter(rule: str, scope:
 @pytest.mark.parametrize("scope", SCOPES)
 @given(two=st.lists(densities, min_size=2, max_size=2).map(sorted))
 def test_masks_of_one_preference_are_nested(scope: str, two: list[float]) -> None:
-    order = prefer(tensors(2), "highest_magnitude", scope=scope, stream=STREAM)
+    order = rank_weights(tensors(2), "highest_magnitude", scope=scope, stream=STREAM)
     inner, outer = (flat(order.masks(density)) for density in two)
     assert not (inner & ~outer).any()
 
@@ -218,9 +221,9 @@ def test_per_tensor_every_tensor_has_the_density_and_globally_none_need_have() -
 def test_what_is_not_finite_is_refused_by_name(bad: float) -> None:
     scores = tensors()
     scores["b"][3] = bad
-    with pytest.raises(FedlensError, match="b has weights whose sensitivity is not finite"):
+    with pytest.raises(FedlensError, match="rank the weights of b are not finite"):
         select(tensors(), "least_sensitive", 0.5, scores=scores, stream=STREAM)
-    with pytest.raises(FedlensError, match="b has weights whose magnitude is not finite"):
+    with pytest.raises(FedlensError, match="rank the weights of b are not finite"):
         select(scores, "lowest_magnitude", 0.5, stream=STREAM)
 
 
@@ -250,3 +253,37 @@ def test_a_mask_owns_its_memory() -> None:
     masks = select(tensors(), "random", 0.5, stream=STREAM)
     storages = {mask.untyped_storage().data_ptr() for mask in masks.values()}
     assert len(storages) == len(masks)
+
+
+def test_the_rules_of_the_package_are_these_five_in_this_order() -> None:
+    assert [(row.label, needs_scores(row)) for row in mask_rule] == [
+        ("least sensitive", True),
+        ("most sensitive", True),
+        ("lowest magnitude", False),
+        ("highest magnitude", False),
+        ("random", False),
+    ]
+    assert not any(row.parameters for row in mask_rule)
+
+
+@pytest.fixture
+def product() -> Iterator[str]:
+    """A rule from outside the package, with a parameter."""
+
+    @mask_rule(label="w^{power} times sensitivity", largest=True)
+    def product(weight: Tensor, sensitivity: Tensor, *, power: float = 1.0) -> Tensor:
+        return weight.abs() ** power * sensitivity
+
+    yield "product"
+    del mask_rule.added["product"]
+
+
+def test_a_rule_from_outside_ranks_by_its_own_values(product: str) -> None:
+    weights, scores = {"w": torch.tensor([1.0, -4.0, 2.0])}, {"w": torch.tensor([5.0, 1.0, 3.0])}
+    for rule in (product, mask_rule[product]):
+        masks = select(weights, rule, 1 / 3, scores=scores, stream=STREAM)
+        assert masks["w"].tolist() == [False, False, True]
+    masks = select(weights, product, 1 / 3, scores=scores, stream=STREAM, power=0.0)
+    assert masks["w"].tolist() == [True, False, False]
+    with pytest.raises(ValueError, match="needs scores"):
+        select(weights, product, 0.5, stream=STREAM)

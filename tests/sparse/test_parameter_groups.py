@@ -9,6 +9,7 @@ from fedlens.models.classifier import Classifier
 from fedlens.sparse import parameter_groups
 
 Named = dict[str, torch.Tensor]
+PREFIX = "backbone."
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +37,17 @@ BLOCK_WEIGHTS = ["attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.f
 
 
 def test_by_default_the_matrices_and_kernels_of_the_backbone_are_maskable(vit: Named) -> None:
-    assert parameter_groups.maskable(vit) == [
+    assert parameter_groups.maskable(vit, prefix=PREFIX) == [
         "backbone.patch_embed.proj.weight",
         *(f"backbone.blocks.{b}.{leaf}" for b in (0, 1) for leaf in BLOCK_WEIGHTS),
     ]
 
 
 def test_every_option_adds_its_own_and_all_together_leave_out_the_head_alone(vit: Named) -> None:
-    base = set(parameter_groups.maskable(vit))
-    biases = set(parameter_groups.maskable(vit, biases=True)) - base
-    norms = set(parameter_groups.maskable(vit, norms=True)) - base
-    embeddings = set(parameter_groups.maskable(vit, embeddings=True)) - base
+    base = set(parameter_groups.maskable(vit, prefix=PREFIX))
+    biases = set(parameter_groups.maskable(vit, prefix=PREFIX, biases=True)) - base
+    norms = set(parameter_groups.maskable(vit, prefix=PREFIX, norms=True)) - base
+    embeddings = set(parameter_groups.maskable(vit, prefix=PREFIX, embeddings=True)) - base
     assert embeddings == {"backbone.cls_token", "backbone.reg_token", "backbone.pos_embed"}
     assert biases == {name.replace("weight", "bias") for name in base}
     assert norms == {
@@ -61,30 +62,32 @@ def test_every_option_adds_its_own_and_all_together_leave_out_the_head_alone(vit
             )
         ),
     }
-    everything = parameter_groups.maskable(vit, biases=True, norms=True, embeddings=True)
+    everything = parameter_groups.maskable(
+        vit, prefix=PREFIX, biases=True, norms=True, embeddings=True
+    )
     assert set(everything) == base | biases | norms | embeddings
     assert set(vit) - set(everything) == {"head.weight", "head.bias"}
 
 
 def test_batch_norms_without_a_telling_name_are_norms(resnet: Named) -> None:
     """downsample.1 is a BatchNorm, downsample.0 a convolution."""
-    assert {resnet[name].ndim for name in parameter_groups.maskable(resnet)} == {4}
-    assert set(parameter_groups.maskable(resnet, biases=True)) == set(
-        parameter_groups.maskable(resnet)
+    assert {resnet[name].ndim for name in parameter_groups.maskable(resnet, prefix=PREFIX)} == {4}
+    assert set(parameter_groups.maskable(resnet, prefix=PREFIX, biases=True)) == set(
+        parameter_groups.maskable(resnet, prefix=PREFIX)
     )
-    norms = parameter_groups.maskable(resnet, norms=True)
+    norms = parameter_groups.maskable(resnet, prefix=PREFIX, norms=True)
     assert "backbone.layer2.0.downsample.1.bias" in norms
     assert set(resnet) - set(norms) == {"head.weight", "head.bias"}
-    assert parameter_groups.pieces("backbone.layer2.0.downsample.1.bias", resnet) == {
-        "norm": slice(None)
-    }
+    assert parameter_groups.pieces(
+        "backbone.layer2.0.downsample.1.bias", resnet, prefix=PREFIX
+    ) == {"norm": slice(None)}
 
 
 def test_a_model_without_a_backbone_has_nothing_to_mask() -> None:
     cached = Classifier(nn.Identity(), nn.Linear(4, 2))
     with pytest.raises(FedlensError, match="nothing to mask"):
         parameter_groups.maskable(
-            dict(cached.named_parameters()), biases=True, norms=True, embeddings=True
+            dict(cached.named_parameters()), prefix=PREFIX, biases=True, norms=True, embeddings=True
         )
 
 
@@ -110,7 +113,8 @@ def test_a_model_without_a_backbone_has_nothing_to_mask() -> None:
     ],
 )
 def test_the_layer_of_a_name(name: str, expected: str) -> None:
-    assert parameter_groups.layer(name) == expected
+    assert parameter_groups.layer(name, prefix=PREFIX) == expected
+    assert parameter_groups.layer(name.removeprefix(PREFIX)) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,13 +139,15 @@ def test_the_layer_of_a_name(name: str, expected: str) -> None:
     ],
 )
 def test_the_kind_of_a_name(name: str, shape: tuple[int, ...], expected: str) -> None:
-    assert parameter_groups.pieces(name, {name: torch.zeros(shape)}) == {expected: slice(None)}
+    assert parameter_groups.pieces(name, {name: torch.zeros(shape)}, prefix=PREFIX) == {
+        expected: slice(None)
+    }
     assert expected in parameter_groups.KINDS
 
 
 @pytest.mark.parametrize("leaf", ["weight", "bias"])
 def test_a_fused_qkv_is_three_pieces_by_rows_as_timm_computes_it(vit: Named, leaf: str) -> None:
-    found = parameter_groups.pieces(f"backbone.blocks.0.attn.qkv.{leaf}", vit)
+    found = parameter_groups.pieces(f"backbone.blocks.0.attn.qkv.{leaf}", vit, prefix=PREFIX)
     assert found == {"q": slice(0, 12), "k": slice(12, 24), "v": slice(24, 36)}
 
 
@@ -166,3 +172,8 @@ def test_without_the_rows_called_v_attention_says_nothing() -> None:
     assert torch.equal(outputs["q"], outputs["k"])  # either way all tokens weigh alike
     assert not torch.allclose(outputs["q"], outputs["v"])
     assert not torch.allclose(outputs["q"], before)
+
+
+def test_without_a_prefix_the_head_is_maskable_too(vit: Named) -> None:
+    expected = [*parameter_groups.maskable(vit, prefix=PREFIX), "head.weight"]
+    assert parameter_groups.maskable(vit) == expected

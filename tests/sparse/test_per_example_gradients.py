@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedlens import params, rng
 from fedlens.models.stem import ConvStem
 from fedlens.sparse import layer_gradients
-from fedlens.sparse.per_example_gradients import Squares
+from fedlens.sparse.per_example_gradients import SquaredGradients
 
 Found = dict[str, torch.Tensor]
 FEW = settings(max_examples=12, deadline=None)
@@ -59,7 +59,7 @@ def brute_force(
 
 
 def fast(model: nn.Module, inputs: torch.Tensor, step: int = 64, **keys: Any) -> Found:
-    found = Squares(model, [name for name, _ in model.named_parameters()], inputs[:2])
+    found = SquaredGradients(model, [name for name, _ in model.named_parameters()], inputs[:2])
     for part in inputs.split(step):
         found.add(part, keys.get("targets", two_targets))
     return found.sums
@@ -137,7 +137,7 @@ def test_a_linear_layer_takes_any_number_of_axes(shape: tuple[int, ...]) -> None
 def test_squares_by_hand() -> None:
     """t = w·x: (∂t/∂w)² is x², and 1 + 9 is not (1 + 3)²/2, the square of a mean gradient."""
     model = nn.Linear(2, 1, bias=False)
-    found = Squares(model, ["weight"], torch.ones(2, 2))
+    found = SquaredGradients(model, ["weight"], torch.ones(2, 2))
     found.add(torch.tensor([[1.0, -2.0], [3.0, 2.0]]), last_logit)
     assert found.sums["weight"].tolist() == [[10.0, 8.0]]
 
@@ -166,7 +166,7 @@ def test_no_batch_of_weight_gradients_is_ever_held(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(layer_gradients.SCRATCH, "cpu", 2 * 64 * 64 * 8)
     model = drawn(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Flatten()))
     inputs = randn(32, 3, 64)
-    found = Squares(model, ["0.weight", "2.weight"], inputs[:2])
+    found = SquaredGradients(model, ["0.weight", "2.weight"], inputs[:2])
     with Largest() as largest:
         found.add(inputs, last_logit)
     assert largest.numbers == 2 * 64 * 64  # the activations have 32 · 3 · 64
@@ -190,9 +190,9 @@ def test_nothing_is_differentiated_below_the_lowest_scored_layer() -> None:
             return Witness.apply(x)
 
     model = nn.Sequential(nn.Linear(3, 3), Between(), nn.Linear(3, 3), nn.Linear(3, 2)).double()
-    Squares(model, ["2.weight"], randn(2, 3)).add(randn(4, 3), last_logit)
+    SquaredGradients(model, ["2.weight"], randn(2, 3)).add(randn(4, 3), last_logit)
     assert not seen
-    Squares(model, ["0.weight"], randn(2, 3)).add(randn(4, 3), last_logit)
+    SquaredGradients(model, ["0.weight"], randn(2, 3)).add(randn(4, 3), last_logit)
     assert seen[-1] == 4
 
 
@@ -239,14 +239,14 @@ def test_what_no_rule_gets_right_is_exact_too_and_said_once(
 
 def test_only_what_is_asked_for_is_scored(caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = drawn(Odd()), randn(4, 4)
-    found = Squares(model, ["first.bias", "unused"], inputs[:2])
+    found = SquaredGradients(model, ["first.bias", "unused"], inputs[:2])
     found.add(inputs, two_targets)
     assert set(found.sums) == {"first.bias", "unused"}
     torch.testing.assert_close(found.sums["first.bias"], brute_force(model, inputs)["first.bias"])
     assert not found.sums["unused"].any()
     assert not caplog.records
     with pytest.raises(ValueError, match="no parameter frist"):
-        Squares(model, ["frist.bias"], inputs[:2])
+        SquaredGradients(model, ["frist.bias"], inputs[:2])
 
 
 def hooks(model: nn.Module) -> int:
@@ -261,7 +261,7 @@ def test_the_model_is_left_as_it_was_also_after_an_error(grad: bool) -> None:
     inputs, before = randn(3, 3, 16, 16), params.digest(model.state_dict())
     names = [name for name, _ in model.named_parameters()]
     with torch.set_grad_enabled(grad):
-        found = Squares(model, names, inputs[:2])
+        found = SquaredGradients(model, names, inputs[:2])
         found.add(inputs, last_logit)
         assert found.sums["patch_embed.proj.weight"].all()
         with pytest.raises(AssertionError):

@@ -6,28 +6,28 @@ from hypothesis import strategies as st
 from fedlens.errors import FedlensError
 from fedlens.rng import Stream
 from fedlens.sparse import voting
-from fedlens.sparse.masks import SCOPES, Preference, prefer
+from fedlens.sparse.masks import SCOPES, Ranking, rank_weights
 from fedlens.sparse.voting import VOTES, merge
 
 STREAM = Stream(0, ())
 SHAPE = {"a": (3, 4), "b": (11,), "c": (5, 2)}
 
 
-def client(seed: int, scope: str = "global") -> Preference:
+def client(seed: int, scope: str = "global") -> Ranking:
     weights = {name: torch.zeros(shape) for name, shape in SHAPE.items()}
-    return prefer(weights, "random", scope=scope, stream=Stream(seed, ()))
+    return rank_weights(weights, "random", scope=scope, stream=Stream(seed, ()))
 
 
-def clients(count: int, seed: int, scope: str) -> list[Preference]:
+def clients(count: int, seed: int, scope: str) -> list[Ranking]:
     return [client(1000 * seed + index, scope) for index in range(count)]
 
 
-def given_orders(*orders: list[int]) -> list[Preference]:
+def given_orders(*orders: list[int]) -> list[Ranking]:
     shapes = {"w": torch.Size([len(orders[0])])}
-    return [Preference(shapes, {("w",): torch.tensor(o, dtype=torch.int32)}) for o in orders]
+    return [Ranking(shapes, {("w",): torch.tensor(o, dtype=torch.int32)}) for o in orders]
 
 
-def chosen(ones: list[Preference], vote: str, density: float) -> set[int]:
+def chosen(ones: list[Ranking], vote: str, density: float) -> set[int]:
     mask = merge(ones, vote, stream=STREAM).masks(density)["w"]
     return set(mask.nonzero()[:, 0].tolist())
 

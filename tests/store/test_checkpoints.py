@@ -6,7 +6,8 @@ import torch
 
 from fedlens.errors import FedlensError
 from fedlens.files import TEMPORARY, read_json, write_json
-from fedlens.store.checkpoints import STATE, TENSORS, Checkpoints
+from fedlens.store.checkpoints import STATE, TENSORS, Checkpoints, Journals
+from fedlens.store.run_folder import RunFolder
 
 
 def save(
@@ -25,10 +26,10 @@ def test_tensors_and_state_come_back_bit_for_bit(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(5, 4).T, "b": torch.tensor(0.1, dtype=torch.float64)}
     state = {"loss": 0.1 + 0.2, "none": None}
     where.save("epoch-0001", tensors, state, score=0.5, best="epoch-0001")
-    found = where.latest()
-    assert found is not None
-    assert found.state == state
-    assert all(torch.equal(found.tensors[key], tensors[key]) for key in tensors)
+    checkpoint = where.latest()
+    assert checkpoint is not None
+    assert checkpoint.state == state
+    assert all(torch.equal(checkpoint.tensors[key], tensors[key]) for key in tensors)
 
 
 def test_the_last_two_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -70,14 +71,14 @@ def test_a_damaged_last_one_falls_back_with_a_warning(
     else:
         (tmp_path / name(2) / STATE).write_text("{")
     with caplog.at_level(logging.WARNING):
-        found = where.latest()
-    assert found is not None
-    assert found.state == {"number": 1}
+        checkpoint = where.latest()
+    assert checkpoint is not None
+    assert checkpoint.state == {"number": 1}
     assert "epoch-0002 is damaged" in caplog.text
     assert where.names() == [name(1)]
 
 
-def test_a_checkpoint_whose_best_is_damaged_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_best_is_damaged_is_not_resumed(tmp_path: Path) -> None:
     where = Checkpoints(tmp_path)
     save(where, 1, score=0.9, best=name(1))
     save(where, 2, score=0.1, best=name(1))
@@ -133,3 +134,23 @@ def test_what_ranks_among_the_best_is_known(tmp_path: Path) -> None:
     save(where, 1, score=0.5, best=name(1))
     save(where, 2, score=0.7, best=name(2))
     assert [where.ranks(score) for score in (0.4, 0.5, 0.6)] == [False, False, True]
+
+
+def test_a_missing_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FedlensError, match=r"no checkpoint .*epoch-0001: an archive .* has none"):
+        Checkpoints(tmp_path).load(name(1))
+
+
+def test_restoring_cuts_the_journals_to_their_length_at_the_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    journals = Journals(folder, Checkpoints(folder.checkpoints))
+    assert journals.restore() is None
+    journals.record("metrics", {"epoch": 1})
+    journals.save(name(1), {"w": torch.zeros(1)}, {"number": 1})
+    journals.record("metrics", {"epoch": 2})
+    journals.record("timings", {"epoch": 2})
+    checkpoint = journals.restore()
+    assert checkpoint is not None
+    assert checkpoint.state["number"] == 1
+    assert folder.journal("metrics").read() == [{"epoch": 1}]
+    assert folder.journal("timings").read() == []

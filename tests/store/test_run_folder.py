@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.errors import FedlensError
-from fedlens.store.run_folder import Journal, RunFolder, find_run, runs
+from fedlens.store.archive import pack
+from fedlens.store.run_folder import Journal, RunFolder, find_run, find_runs, runs
 
 
 def make(root: Path, name: str) -> RunFolder:
@@ -33,7 +34,7 @@ def test_a_line_cut_by_a_kill_is_not_read(tmp_path: Path) -> None:
 
 def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl")
-    with pytest.raises(FedlensError, match="shorter than its checkpoint"):
+    with pytest.raises(FedlensError, match="shorter than its checkpoint says"):
         journal.rewind(10)
 
 
@@ -49,11 +50,11 @@ def test_states(tmp_path: Path) -> None:
     assert folder.state() == "interrupted"
     folder.write("failure", {"message": "no space"})
     assert (folder.state(), folder.failure) == ("failed", "no space")
-    folder.forget_failure()
+    folder.clear_failure()
     assert folder.state() == "interrupted"
     with folder.lock():
         assert folder.state() == "running"
-        with pytest.raises(FedlensError, match="another process"), folder.lock(patience=0):
+        with pytest.raises(FedlensError, match="another process"), folder.lock(timeout=0):
             pass
     folder.write("result", {"test": {}})
     assert folder.state() == "finished"
@@ -86,3 +87,51 @@ def test_a_damaged_journal_is_one_sentence(tmp_path: Path) -> None:
     journal.path.write_text("nonsense\n")
     with pytest.raises(FedlensError, match="not JSON"):
         journal.read()
+
+
+def test_the_position_is_the_last_complete_line_of_the_journal(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run")
+    assert folder.position() == 0
+    for number in range(3):
+        folder.journal("metrics").append({"round": number, "losses": [0.1] * 2000})
+    with folder.journal("metrics").path.open("a") as stream:
+        stream.write('{"round": 3, "lo')
+    assert folder.position() == 2
+    assert folder.journal("test_curve").last() is None
+
+
+def test_rounds_with_updates_are_listed(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run")
+    assert folder.kept_rounds() == []
+    for number in (12, 3):
+        (folder.updates / f"round-{number:06d}").mkdir(parents=True)
+    assert folder.kept_rounds() == [3, 12]
+
+
+def test_a_config_is_read_or_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run")
+    assert folder.read_config() == {"seed": 0}
+    for broken in ("seed: [0", "just words"):
+        folder.config.write_text(broken)
+        with pytest.raises(FedlensError, match=r"config\.yaml"):
+            folder.read_config()
+
+
+def test_runs_of_an_archive_are_runs(tmp_path: Path) -> None:
+    one, two = make(tmp_path / "runs", "ridge_s0"), make(tmp_path / "runs", "ridge_s1")
+    archive = tmp_path / "study.tar.xz"
+    pack({f"{run.name}/config.yaml": run.config for run in (two, one)}, archive)
+    assert [run.name for run in runs(archive)] == ["ridge_s0", "ridge_s1"]
+    assert runs(archive)[0].read_config() == {"seed": 0}
+    assert find_run("s1", archive).name == find_run("ridge_s1", archive).name == "ridge_s1"
+    assert find_runs(archive) == runs(archive)
+
+
+def test_a_path_is_a_run_or_many_or_a_name(tmp_path: Path) -> None:
+    one, two = make(tmp_path / "runs", "ridge_s0"), make(tmp_path / "runs", "ridge_s1")
+    assert find_runs(one.path) == [one]
+    assert set(find_runs(tmp_path / "runs")) == {one, two}
+    assert find_runs(Path("s1"), tmp_path / "runs") == [two]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedlensError, match=r"no runs in .*empty"):
+        find_runs(tmp_path / "empty")

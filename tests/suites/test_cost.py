@@ -10,19 +10,19 @@ from fedlens.data import synthetic
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites import probe
 from fedlens.suites.cost import (
-    NOMINAL,
-    OVERHEAD,
-    PRETRAINING,
-    Shared,
+    OVERHEAD_S,
+    PRETRAINING_IMAGES,
+    RELATIVE_COST,
+    SharedWork,
     Work,
-    counted_once,
-    kind,
-    weigh,
+    count_shared_once,
+    speed_key,
+    total_cost,
     work_of,
 )
-from fedlens.suites.eta import Outlook, position
-from fedlens.suites.plan import Planned, estimates, once, outlook_of, planned
-from fedlens.suites.progress import in_words
+from fedlens.suites.eta import Eta
+from fedlens.suites.plan import PlannedRun, estimates, eta_of, plan, unique_runs
+from fedlens.suites.progress import time_left_text
 from fedlens.suites.suite import Cell, find
 from fedlens.training.pretrain import Recipe
 
@@ -41,7 +41,9 @@ def test_central_training_sees_every_image_once_an_epoch() -> None:
 
 def test_an_epoch_cut_short_is_so_many_batches() -> None:
     words = ["train.epochs=2", "train.batch_size=80"]
-    told = [work_of(compose("centralized", [*words, f"train.epoch_steps={n}"])) for n in (128, 999)]
+    told = [
+        work_of(compose("centralized", [*words, f"train.steps_per_epoch={n}"])) for n in (128, 999)
+    ]
     assert [work.images["train"] for work in told] == [2 * 128 * 80, 2 * 45_000]
 
 
@@ -63,12 +65,12 @@ def test_clients_pass_over_their_shards_in_batches() -> None:
     work = work_of(compose("quickstart_fedavg", []))
     assert work.images["train"] == 15 * 10 * 244
     assert work.images["evaluate"] == 3 * 2_000 + 5_000  # after rounds 5, 10 and 15
-    assert shared(work) == {"pretraining": PRETRAINING}
+    assert shared(work) == {"pretraining": PRETRAINING_IMAGES}
 
 
 def test_stragglers_and_dropouts_do_less() -> None:
     """Steps from 2 to 6 are 4 on average: 4 · 32 images; one client in five does not answer."""
-    told = ["federated.local_steps=6", "federated.fewest_local_steps=2", "federated.dropout=0.2",
+    told = ["federated.local_steps=6", "federated.min_local_steps=2", "federated.dropout=0.2",
             "federated.rounds=3"]  # fmt: skip
     assert work_of(compose("quickstart_fedavg", told)).images["train"] == 3 * 8 * 128
 
@@ -77,7 +79,7 @@ def test_a_sparse_run_calibrates_and_takes_features_for_its_head() -> None:
     """Four rounds over 2,000 validation images; features of all 20,000, from which round 0 is."""
     work = work_of(compose("quickstart_sparse", []))
     assert shared(work) == {
-        "pretraining": PRETRAINING, "train features": 20_000, "masks": 4 * 2_000,
+        "pretraining": PRETRAINING_IMAGES, "train features": 20_000, "masks": 4 * 2_000,
     }  # fmt: skip
     assert work.images["evaluate"] == 2 * 2_000 + 5_000
     random = work_of(compose("quickstart_sparse", ["sparse.rule=random"]))
@@ -95,7 +97,7 @@ def test_heads_on_features_leave_the_backbone_one_pass() -> None:
     work = work_of(compose("federated_head", ["data=synthetic", "backbone=vit_pico"]))
     assert work.images.keys() == {"head"}
     assert shared(work) == {
-        "pretraining": PRETRAINING, "train features": 20_000, "test features": 5_000,
+        "pretraining": PRETRAINING_IMAGES, "train features": 20_000, "test features": 5_000,
     }  # fmt: skip
     augmented = work_of(compose("federated_head", ["augment=standard"]))
     assert augmented.images.keys() == {"train", "evaluate"}  # every image is another one
@@ -108,13 +110,13 @@ def test_a_closed_form_trains_nothing() -> None:
 
 
 def test_pretraining_is_as_long_as_its_recipe() -> None:
-    assert Recipe().per_class * len(synthetic.combinations()[1]) == PRETRAINING
+    assert Recipe().per_class * len(synthetic.combinations()[1]) == PRETRAINING_IMAGES
 
 
 def test_what_is_shared_is_counted_with_the_first_that_has_it() -> None:
-    a, b = Shared("a", "evaluate", 10), Shared("b", "calibrate", 5)
+    a, b = SharedWork("a", "evaluate", 10), SharedWork("b", "calibrate", 5)
     works = [Work({"train": 1}, (a,)), Work({"train": 2}, (a, b)), Work({"evaluate": 3}, (b,))]
-    assert counted_once(works) == [
+    assert count_shared_once(works) == [
         {"train": 1, "evaluate": 10}, {"train": 2, "calibrate": 5}, {"evaluate": 3},
     ]  # fmt: skip
 
@@ -131,20 +133,20 @@ def test_what_is_shared_is_counted_with_the_first_that_has_it() -> None:
     ],
 )
 def test_runs_share_masks_where_these_depend_on_nothing_else(words: list[str], same: bool) -> None:
-    def masks(told: list[str]) -> list[Shared]:
+    def masks(told: list[str]) -> list[SharedWork]:
         found = work_of(compose("quickstart_sparse", ["seed=1", *told])).shared
         return [part for part in found if part.task == "calibrate"]
 
     assert (masks(words) == masks([])) == same
 
 
-def test_a_kind_is_what_decides_the_speed() -> None:
-    plain = kind(compose("quickstart_sparse", []))
+def test_a_speed_key_is_what_determines_the_speed() -> None:
+    plain = speed_key(compose("quickstart_sparse", []))
     for words in (["train.lr=9"], ["seed=3"], ["federated.rounds=1"], ["partition=dirichlet"]):
-        assert kind(compose("quickstart_sparse", words)) == plain
-    for words in (["train.batch_size=8"], ["sparse.density=0.5"], ["train.what=last_blocks:1"],
+        assert speed_key(compose("quickstart_sparse", words)) == plain
+    for words in (["train.batch_size=8"], ["sparse.density=0.5"], ["train.trainable=last_blocks:1"],
                   ["backbone=vit_tiny"], ["device=cpu"], ["train.precision=amp"]):  # fmt: skip
-        assert kind(compose("quickstart_sparse", words)) != plain
+        assert speed_key(compose("quickstart_sparse", words)) != plain
 
 
 def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> None:
@@ -152,16 +154,16 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
             "run.root=nowhere"]  # fmt: skip
     asked = []
 
-    def pace(config: object, tasks: Collection[str]) -> dict[str, float]:
+    def measure(config: object, tasks: Collection[str]) -> dict[str, float]:
         asked.append(set(tasks))
         return {"train": 1.0, "evaluate": 0.5}
 
     runs = [
-        Planned(Cell("", str(seed), "", config, [], []), RunFolder(Path("nowhere", str(seed))))
+        PlannedRun(Cell("", str(seed), "", config, [], []), RunFolder(Path("nowhere", str(seed))))
         for seed in range(2)
         for config in [compose("centralized", [*told, f"seed={seed}"])]
     ]
-    assert estimates(runs, pace) == [1 + 18_000 + 0.5 * (2_000 + 5_000)] * 2
+    assert estimates(runs, measure) == [1 + 18_000 + 0.5 * (2_000 + 5_000)] * 2
     assert asked == [{"train", "evaluate"}]
 
 
@@ -169,20 +171,20 @@ def test_a_look_ahead_at_the_study_in_small_times_what_there_is_and_pretraining_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some runs train nothing, some heads alone; pretraining trains all of the backbone."""
-    monkeypatch.setattr(probe, "ENOUGH", 0.0)
-    plan = once(planned(find("quick").cells([f"run.root={tmp_path}"], seeds=1)))
-    idle = [run for run in plan if run.units == 0]
+    monkeypatch.setattr(probe, "TIMED_S", 0.0)
+    runs_of_quick = unique_runs(plan(find("quick").cells([f"run.root={tmp_path}"], seeds=1)))
+    idle = [run for run in runs_of_quick if run.units == 0]
     asked: list[set[str]] = []
 
-    def pace(config: Config, tasks: Collection[str]) -> dict[str, float]:
+    def measure(config: Config, tasks: Collection[str]) -> dict[str, float]:
         asked.append(set(tasks))
-        return probe.pace(config, tasks)
+        return probe.seconds_per_image(config, tasks)
 
-    for runs in (idle, plan):
+    for runs in (idle, runs_of_quick):
         asked.clear()
-        assert all(seconds > OVERHEAD for seconds in estimates(runs, pace))
+        assert all(seconds > OVERHEAD_S for seconds in estimates(runs, measure))
         assert sum("pretrain" in tasks for tasks in asked) == 1
-        assert any("train" in tasks for tasks in asked) == (runs is plan)
+        assert any("train" in tasks for tasks in asked) == (runs is runs_of_quick)
 
 
 def test_pretraining_is_timed_with_every_weight_trained() -> None:
@@ -193,9 +195,9 @@ def test_pretraining_is_timed_with_every_weight_trained() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "local_step", step)
-        patch.setattr(probe, "ENOUGH", 0.0)
+        patch.setattr(probe, "TIMED_S", 0.0)
         head_alone = compose("federated_head", ["data=synthetic", "backbone=vit_pico"])
-        found = probe.pace(head_alone, ["pretrain"])
+        found = probe.seconds_per_image(head_alone, ["pretrain"])
     assert found.keys() == {"head", "pretrain"}
     assert set(trained) == {True}
 
@@ -204,17 +206,19 @@ def test_pretraining_that_lies_in_the_cache_weighs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
-    run = Planned(Cell("", "a", "", compose("quickstart", []), [], []), RunFolder(tmp_path / "a"))
-    before = outlook_of([run], at_once=1).weights[run.label]
+    run = PlannedRun(
+        Cell("", "a", "", compose("quickstart", []), [], []), RunFolder(tmp_path / "a")
+    )
+    before = eta_of([run], jobs=1).costs[run.label]
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "vit_pico-0.safetensors").touch()
-    after = outlook_of([run], at_once=1).weights[run.label]
-    assert before - after == pytest.approx(NOMINAL["pretrain"] * PRETRAINING)
+    after = eta_of([run], jobs=1).costs[run.label]
+    assert before - after == pytest.approx(RELATIVE_COST["pretrain"] * PRETRAINING_IMAGES)
 
 
 def test_weights_add_up_over_tasks() -> None:
-    assert weigh({"train": 2, "evaluate": 4}, {"train": 3.0, "evaluate": 0.25}) == 7.0
-    assert weigh({"train": 0}, {}) == 0.0
+    assert total_cost({"train": 2, "evaluate": 4}, {"train": 3.0, "evaluate": 0.25}) == 7.0
+    assert total_cost({"train": 0}, {}) == 0.0
 
 
 class Clock:
@@ -233,27 +237,27 @@ def test_the_time_left_is_learned_from_what_was_done(
 ) -> None:
     """A second of overhead each; 10 units took 20 s more, so 2 s per unit."""
     clock = Clock(monkeypatch)
-    outlook = Outlook({"a": 10.0, "b": 30.0, "c": 5.0}, {"a": 4, "b": 4, "c": 4}, at_once=1)
+    eta = Eta({"a": 10.0, "b": 30.0, "c": 5.0}, {"a": 4, "b": 4, "c": 4}, jobs=1)
     first, second = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
-    assert outlook.left() is None
-    outlook.begins("a", first)
-    assert outlook.left() is None
+    assert eta.seconds_left() is None
+    eta.start("a", first)
+    assert eta.seconds_left() is None
     clock.now = 11.0
     journal(first, 2)
-    assert outlook.left() == pytest.approx(10 + (1 + 60) + (1 + 10))  # half of a, then b and c
+    assert eta.seconds_left() == pytest.approx(10 + (1 + 60) + (1 + 10))  # half of a, then b and c
     clock.now = 21.0
-    outlook.ends("a")
-    assert outlook.left() == pytest.approx(61 + 11)
-    outlook.begins("b", second)
+    eta.end("a")
+    assert eta.seconds_left() == pytest.approx(61 + 11)
+    eta.start("b", second)
     journal(second, 1)
     clock.now = 21.0 + 16.0  # a quarter of b's 30 units in 15 s: still 2 s each
-    assert outlook.left() == pytest.approx(45 + 11)
-    assert outlook.underway() == [("b", 1, 4)]
+    assert eta.seconds_left() == pytest.approx(45 + 11)
+    assert eta.active() == [("b", 1, 4)]
     clock.now = 21.0 + 61.0
-    outlook.ends("b")
-    outlook.begins("c", RunFolder(tmp_path / "c"))
-    outlook.ends("c")
-    assert (outlook.finished, outlook.left()) == (3, 0.0)
+    eta.end("b")
+    eta.start("c", RunFolder(tmp_path / "c"))
+    eta.end("c")
+    assert (eta.finished, eta.seconds_left()) == (3, 0.0)
 
 
 def test_what_an_earlier_session_did_says_nothing_of_the_pace(
@@ -261,50 +265,50 @@ def test_what_an_earlier_session_did_says_nothing_of_the_pace(
 ) -> None:
     clock, folder = Clock(monkeypatch), RunFolder(tmp_path / "a")
     journal(folder, 2)
-    outlook = Outlook({"a": 8.0, "b": 8.0}, {"a": 4, "b": 4})
-    outlook.begins("a", folder)
+    eta = Eta({"a": 8.0, "b": 8.0}, {"a": 4, "b": 4})
+    eta.start("a", folder)
     clock.now = 9.0  # the other half of 8 units: 2 s each
     journal(folder, 4)
-    outlook.ends("a")
-    assert outlook.left() == pytest.approx(1 + 16)
+    eta.end("a")
+    assert eta.seconds_left() == pytest.approx(1 + 16)
 
 
 def test_a_run_that_failed_says_nothing_of_the_pace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    outlook = Outlook({"a": 8.0, "b": 8.0, "c": 8.0}, {"a": 4, "b": 4, "c": 4})
+    eta = Eta({"a": 8.0, "b": 8.0, "c": 8.0}, {"a": 4, "b": 4, "c": 4})
     for label, seconds, failed in (("a", 17.0, False), ("b", 0.5, True)):
-        outlook.begins(label, RunFolder(tmp_path / label))
+        eta.start(label, RunFolder(tmp_path / label))
         clock.now += seconds
-        outlook.ends(label, failed=failed)
-    assert outlook.finished == 2
-    assert outlook.left() == pytest.approx(1 + 16)  # as a was: 2 s each
+        eta.end(label, failed=failed)
+    assert eta.finished == 2
+    assert eta.seconds_left() == pytest.approx(1 + 16)  # as a was: 2 s each
 
 
 def test_several_at_once_take_less_time_but_not_less_than_the_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    outlook = Outlook({"a": 1.0, "b": 100.0, "c": 1.0}, {"a": 1, "b": 10, "c": 1}, at_once=2)
+    eta = Eta({"a": 1.0, "b": 100.0, "c": 1.0}, {"a": 1, "b": 10, "c": 1}, jobs=2)
     for label in ("a", "b"):
-        outlook.begins(label, RunFolder(tmp_path / label))
+        eta.start(label, RunFolder(tmp_path / label))
     clock.now = 3.0
-    outlook.ends("a")
-    assert outlook.left() == pytest.approx(200)
+    eta.end("a")
+    assert eta.seconds_left() == pytest.approx(200)
 
 
 def test_a_line_cut_short_is_not_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert position(folder) == 0
+    assert folder.position() == 0
     journal(folder, 3)
     with folder.journal("metrics").path.open("a") as stream:
         stream.write('{"round": 4')
-    assert position(folder) == 3
+    assert folder.position() == 3
 
 
-def test_time_is_told_in_words() -> None:
+def test_time_is_told_time_left_text() -> None:
     told = {None: "not known yet", 0.0: "nothing left", 30.0: "less than a minute left",
             300.0: "about 5 min left", 9000.0: "about 2.5 h left"}  # fmt: skip
     for seconds, words in told.items():
-        assert words in in_words(seconds)
+        assert words in time_left_text(seconds)

@@ -1,4 +1,4 @@
-"""How pieces of a suite are carried out: in turn, on workers that may die, as submitted jobs."""
+"""How jobs of a suite are carried out: in turn, on workers that may die, submitted to a cluster."""
 
 import json
 import os
@@ -22,23 +22,22 @@ from fedlens.errors import FedlensError
 from fedlens.files import write_json
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.eta import Outlook
-from fedlens.suites.launch import Piece, attempt, in_turn
-from fedlens.suites.slurm import Command, executor, parameters, submitted
+from fedlens.suites.eta import Eta
+from fedlens.suites.launch import Job, attempt, run_in_turn
+from fedlens.suites.slurm import Command, make_executor, parse_options, submit_all
 from fedlens.suites.workers import Workers
 
 SECONDS = 60  # that nothing here takes, unless it hangs
 
 
-def pieces(folder: Path, calls: dict[str, Callable[[], object]]) -> list[Piece]:
+def make_jobs(folder: Path, calls: dict[str, Callable[[], object]]) -> list[Job]:
     return [
-        Piece(label, ["run", label], call, RunFolder(folder / label))
-        for label, call in calls.items()
+        Job(label, ["run", label], call, RunFolder(folder / label)) for label, call in calls.items()
     ]
 
 
-def outlook(of: list[Piece]) -> Outlook:
-    return Outlook({piece.label: 1.0 for piece in of}, {})
+def make_eta(jobs: list[Job]) -> Eta:
+    return Eta({job.label: 1.0 for job in jobs}, {})
 
 
 def refuse() -> None:
@@ -65,7 +64,7 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def until_told(path: Path) -> None:
+def until_stopped(path: Path) -> None:
     """As a run does: says that it is there, and saves itself when it is asked to stop."""
     with listening() as stop:
         path.with_suffix(".pid").write_text(str(os.getpid()))
@@ -103,8 +102,8 @@ def test_a_failure_is_a_sentence_and_a_stop_is_none() -> None:
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    of = pieces(tmp_path, {"a": refuse, "b": break_down, "c": int})
-    found = [(o.piece.label, o.failure) for o in in_turn(of, outlook(of), StopRequest())]
+    jobs = make_jobs(tmp_path, {"a": refuse, "b": break_down, "c": int})
+    found = [(o.job.label, o.failure) for o in run_in_turn(jobs, make_eta(jobs), StopRequest())]
     assert found == [("a", "it would not"), ("b", "ZeroDivisionError"), ("c", None)]
 
 
@@ -114,19 +113,19 @@ def test_the_threads_of_one_run_are_not_the_next_ones(tmp_path: Path) -> None:
         "a": partial(torch.set_num_threads, before + 2),
         "b": partial(write_threads, tmp_path / "threads"),
     }
-    of = pieces(tmp_path, calls)
-    assert len(list(in_turn(of, outlook(of), StopRequest()))) == 2
+    jobs = make_jobs(tmp_path, calls)
+    assert len(list(run_in_turn(jobs, make_eta(jobs), StopRequest()))) == 2
     assert (tmp_path / "threads").read_text() == str(before)
 
 
 def test_a_stop_request_between_two_runs_is_heard(tmp_path: Path) -> None:
     stop = StopRequest()
-    of = pieces(tmp_path, {"a": int, "b": int})
-    playing = in_turn(of, outlook(of), stop)
-    assert next(playing).piece.label == "a"
+    jobs = make_jobs(tmp_path, {"a": int, "b": int})
+    outcomes = run_in_turn(jobs, make_eta(jobs), stop)
+    assert next(outcomes).job.label == "a"
     stop.name = "SIGINT"
     with pytest.raises(Interrupted):
-        next(playing)
+        next(outcomes)
 
 
 def test_a_request_that_comes_too_late_for_a_run_is_for_the_suite(tmp_path: Path) -> None:
@@ -134,13 +133,13 @@ def test_a_request_that_comes_too_late_for_a_run_is_for_the_suite(tmp_path: Path
         with listening():
             os.kill(os.getpid(), signal.SIGINT)  # after the run's last check
 
-    of = pieces(tmp_path, {"a": finish, "b": int})
+    jobs = make_jobs(tmp_path, {"a": finish, "b": int})
     with listening() as stop:
-        playing = in_turn(of, outlook(of), stop)
-        assert next(playing).failure is None
+        outcomes = run_in_turn(jobs, make_eta(jobs), stop)
+        assert next(outcomes).failure is None
         assert stop.name == "SIGINT"
         with pytest.raises(Interrupted):
-            next(playing)
+            next(outcomes)
         with pytest.raises(KeyboardInterrupt):  # the second does not wait
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -166,7 +165,7 @@ def test_a_worker_that_dies_is_one_failed_run_and_the_others_finish(
     workers: Workers, tmp_path: Path
 ) -> None:
     """By a signal, by an exit; three deaths use up both workers, so they are replaced."""
-    of = pieces(
+    jobs = make_jobs(
         tmp_path,
         {
             "killed": partial(die, signal.SIGKILL),
@@ -176,16 +175,16 @@ def test_a_worker_that_dies_is_one_failed_run_and_the_others_finish(
             **{str(n): partial(write_threads, tmp_path / str(n)) for n in range(3)},
         },
     )
-    found = {o.piece.label: o.failure for o in workers.play(of, outlook(of), StopRequest())}
-    assert found.keys() == {piece.label for piece in of}
+    found = {o.job.label: o.failure for o in workers.run(jobs, make_eta(jobs), StopRequest())}
+    assert found.keys() == {job.label for job in jobs}
     assert "ended by SIGKILL, often for lack of memory" in (found["killed"] or "")
     assert "ended by SIGSEGV" in (found["broken"] or "")
     assert "exit code 3" in (found["left"] or "")
     assert found["refused"] == "it would not"
     assert all(found[str(n)] is None for n in range(3))
     assert {(tmp_path / str(n)).read_text() for n in range(3)} == {"1"}
-    again = pieces(tmp_path, {"later": int})  # the same workers take what comes afterwards
-    assert [o.failure for o in workers.play(again, outlook(again), StopRequest())] == [None]
+    again = make_jobs(tmp_path, {"later": int})  # the same workers take what comes afterwards
+    assert [o.failure for o in workers.run(again, make_eta(again), StopRequest())] == [None]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -194,12 +193,12 @@ def test_a_stop_request_lets_workers_save_and_starts_nothing_more(
 ) -> None:
     """Even if the server they come from gets the signal too, or is gone."""
     stop = StopRequest()
-    of = pieces(
+    jobs = make_jobs(
         tmp_path,
-        {"quick": int, **{str(n): partial(until_told, tmp_path / str(n)) for n in range(3)}},
+        {"quick": int, **{str(n): partial(until_stopped, tmp_path / str(n)) for n in range(3)}},
     )
-    playing = workers.play(of, outlook(of), stop)
-    assert next(playing).piece.label == "quick"
+    outcomes = workers.run(jobs, make_eta(jobs), stop)
+    assert next(outcomes).job.label == "quick"
 
     def ask() -> None:
         assert appears(tmp_path / "0.pid")
@@ -211,7 +210,7 @@ def test_a_stop_request_lets_workers_save_and_starts_nothing_more(
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(Interrupted):
-        list(playing)
+        list(outcomes)
     asking.join()
     assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text() == "SIGTERM"
     assert not (tmp_path / "2.pid").exists()
@@ -221,15 +220,15 @@ PARENT = """
 import sys
 from functools import partial
 from pathlib import Path
-from tests.suites.test_launch import outlook, pieces, until_told
+from tests.suites.test_launch import make_eta, make_jobs, until_stopped
 from fedlens.suites.workers import Workers
 from fedlens.runtime.stop import StopRequest
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    of = pieces(where, {"0": partial(until_told, where / "0")})
+    jobs = make_jobs(where, {"0": partial(until_stopped, where / "0")})
     with Workers(1, threads=1) as workers:
-        list(workers.play(of, outlook(of), StopRequest()))
+        list(workers.run(jobs, make_eta(jobs), StopRequest()))
 """
 
 
@@ -238,7 +237,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     parent = subprocess.Popen(
         [sys.executable, str(tmp_path / "parent.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"},
     )
     try:
         assert appears(tmp_path / "0.pid")
@@ -249,8 +248,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_words_for_slurm_are_prefixed_where_submitit_wants_it() -> None:
-    told = ["partition=gpu", "timeout_min=240", "slurm_qos=high", "mem_gb=8.5", "setup=[a, b]"]
-    assert parameters(told) == {
+    options = ["partition=gpu", "timeout_min=240", "slurm_qos=high", "mem_gb=8.5", "setup=[a, b]"]
+    assert parse_options(options) == {
         "slurm_partition": "gpu",
         "timeout_min": 240,
         "slurm_qos": "high",
@@ -259,7 +258,7 @@ def test_words_for_slurm_are_prefixed_where_submitit_wants_it() -> None:
     }
     for wrong in ("partition", "=gpu", "partition="):
         with pytest.raises(FedlensError, match="form key=value"):
-            parameters([wrong])
+            parse_options([wrong])
 
 
 def test_without_submitit_a_sentence_says_how_to_get_it(
@@ -267,14 +266,14 @@ def test_without_submitit_a_sentence_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(FedlensError, match=r"pip install 'fedlens\[slurm\]'"):
-        executor("slurm", tmp_path, {})
+        make_executor("slurm", tmp_path, {})
 
 
 def test_what_submitit_refuses_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(FedlensError, match="nonsense"):
-        executor("local", tmp_path, parameters(["nonsense=1"]))
+        make_executor("local", tmp_path, parse_options(["nonsense=1"]))
     with pytest.raises(FedlensError, match="timeout_min"):
-        executor("local", tmp_path, parameters(["timeout_min=long"]))
+        make_executor("local", tmp_path, parse_options(["timeout_min=long"]))
 
 
 def test_a_job_that_must_leave_asks_its_run_to_save_itself(
@@ -308,7 +307,7 @@ def test_a_job_that_must_leave_asks_its_run_to_save_itself(
     assert (tmp_path / "began").read_text().split() == ["-m", "fedlens.cli", "run", "it"]
     assert (tmp_path / "saved").read_text() == "saved\n"
     assert isinstance(again[0].function, Command)
-    assert again[0].function.words == ["run", "it"]
+    assert again[0].function.arguments == ["run", "it"]
     assert again[0].function.child is None
 
 
@@ -319,22 +318,22 @@ class Cluster:
         self.folder = folder
         self.submissions: list[list[str]] = []
         self.most = 0
-        self._executor = SimpleNamespace(job_class=partial(Job, self))
+        self._executor = SimpleNamespace(job_class=partial(Submission, self))
         self.alive = alive
         self.log = log
         self.refuses = False
 
-    def submit(self, command: Command) -> "Job":
+    def submit(self, command: Command) -> "Submission":
         if self.refuses:
             raise FailedSubmissionError("sbatch: error: no such partition\n\nsbatch: it is so\n")
-        self.submissions.append(command.words)
+        self.submissions.append(command.arguments)
         number = str(len(self.submissions))
         self.alive.add(number)
         self.most = max(self.most, len(self.alive))
-        return Job(self, self.folder, number)
+        return Submission(self, self.folder, number)
 
 
-class Job:
+class Submission:
     state = "FAILED"
 
     def __init__(self, cluster: Cluster, folder: Path, job_id: str) -> None:
@@ -354,18 +353,18 @@ def test_jobs_are_submitted_so_many_at_a_time_and_those_on_record_are_watched(
     tmp_path: Path,
 ) -> None:
     cluster: Any = Cluster(tmp_path, set(), [])
-    of = pieces(tmp_path, {str(n): int for n in range(5)})
+    jobs = make_jobs(tmp_path, {str(n): int for n in range(5)})
     cluster.alive.add("77")
-    write_json(tmp_path / "3.json", {"job": "77", "words": []})  # of another session, not over yet
-    write_json(tmp_path / "4.json", {"job": "78", "words": []})  # over
-    for piece in of[:4]:
-        piece.folder.path.mkdir()
-        piece.folder.write("result", {})
+    write_json(tmp_path / "3.json", {"job": "77", "arguments": []})  # not over yet
+    write_json(tmp_path / "4.json", {"job": "78", "arguments": []})  # over
+    for job in jobs[:4]:
+        job.folder.path.mkdir()
+        job.folder.write("result", {})
     (tmp_path / "5.err").write_text("a line\nerror: it would not\nmore\n")
     (tmp_path / "4.err").write_text("error: it would not\n")
     found = {
-        outcome.piece.label: outcome.failure
-        for outcome in submitted(of, outlook(of), StopRequest(), through=cluster, at_once=2)
+        outcome.job.label: outcome.failure
+        for outcome in submit_all(jobs, make_eta(jobs), StopRequest(), executor=cluster, at_once=2)
     }
     assert cluster.submissions == [["run", label] for label in ("0", "1", "2", "4")]
     assert cluster.most <= 3  # two of ours, and the one that was there
@@ -375,13 +374,13 @@ def test_jobs_are_submitted_so_many_at_a_time_and_those_on_record_are_watched(
 
 def test_a_job_without_a_word_is_told_with_its_log(tmp_path: Path) -> None:
     cluster: Any = Cluster(tmp_path, set(), [])
-    of = pieces(tmp_path, {"silent": int, "spoken": int})
-    for piece in of:
-        piece.folder.path.mkdir()
-        piece.folder.write("failure", {"message": "of an earlier session"})
-        os.utime(piece.folder.path / "failure.json", (1, 1))
-    cluster.log.append(str(of[1].folder.path / "failure.json"))
-    found = [o.failure for o in submitted(of, outlook(of), StopRequest(), through=cluster)]
+    jobs = make_jobs(tmp_path, {"silent": int, "spoken": int})
+    for job in jobs:
+        job.folder.path.mkdir()
+        job.folder.write("failure", {"message": "of an earlier session"})
+        os.utime(job.folder.path / "failure.json", (1, 1))
+    cluster.log.append(str(jobs[1].folder.path / "failure.json"))
+    found = [o.failure for o in submit_all(jobs, make_eta(jobs), StopRequest(), executor=cluster)]
     assert f"its log is {tmp_path / '1.err'}" in (found[0] or "")
     assert found[1] == "its own word"
 
@@ -389,45 +388,48 @@ def test_a_job_without_a_word_is_told_with_its_log(tmp_path: Path) -> None:
 def test_a_job_the_cluster_refuses_is_one_failed_run(tmp_path: Path) -> None:
     cluster: Any = Cluster(tmp_path, set(), [])
     cluster.refuses = True
-    of = pieces(tmp_path, {"a": int, "b": int})
-    found = [o.failure for o in submitted(of, outlook(of), StopRequest(), through=cluster)]
-    assert found == ["Its job was refused: sbatch: error: no such partition; sbatch: it is so"] * 2
+    jobs = make_jobs(tmp_path, {"a": int, "b": int})
+    found = [o.failure for o in submit_all(jobs, make_eta(jobs), StopRequest(), executor=cluster)]
+    assert (
+        found
+        == ["The cluster refused the job: sbatch: error: no such partition; sbatch: it is so"] * 2
+    )
 
 
 def test_a_run_in_hand_is_waited_for_and_a_forgotten_job_is_submitted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster: Any = Cluster(tmp_path, {"77"}, [])
-    of = pieces(tmp_path, {"in hand": int, "left": int, "forgotten": int})
-    for piece in of:
-        piece.folder.path.mkdir()
-    write_json(tmp_path / "forgotten.json", {"job": "77", "words": []})
-    monkeypatch.setattr(Job, "state", "UNKNOWN", raising=False)
-    held = [piece.folder.lock() for piece in of[:2]]
+    jobs = make_jobs(tmp_path, {"in hand": int, "left": int, "forgotten": int})
+    for job in jobs:
+        job.folder.path.mkdir()
+    write_json(tmp_path / "forgotten.json", {"job": "77", "arguments": []})
+    monkeypatch.setattr(Submission, "state", "UNKNOWN", raising=False)
+    held = [job.folder.lock() for job in jobs[:2]]
     for lock in held:
         lock.__enter__()
 
     def finish() -> None:
         assert appears(tmp_path / "forgotten.json")
-        of[0].folder.write("result", {})
+        jobs[0].folder.write("result", {})
         for lock in held:
             lock.__exit__(None, None, None)
 
     ending = threading.Timer(0.5, finish)
     ending.start()
     found = {
-        outcome.piece.label: outcome.failure
-        for outcome in submitted(of, outlook(of), StopRequest(), through=cluster)
+        outcome.job.label: outcome.failure
+        for outcome in submit_all(jobs, make_eta(jobs), StopRequest(), executor=cluster)
     }
     ending.join()
     assert cluster.submissions == [["run", "forgotten"]]
     assert found["in hand"] is None
-    assert "left it unfinished" in (found["left"] or "")
+    assert "left the run unfinished" in (found["left"] or "")
 
 
 def test_a_stop_request_leaves_the_jobs_where_they_are(tmp_path: Path) -> None:
     cluster: Any = Cluster(tmp_path, set(), [])
-    of, stop = pieces(tmp_path, {"a": int}), StopRequest()
+    jobs, stop = make_jobs(tmp_path, {"a": int}), StopRequest()
     stop.name = "SIGINT"
     with pytest.raises(Interrupted):
-        list(submitted(of, outlook(of), stop, through=cluster))
+        list(submit_all(jobs, make_eta(jobs), stop, executor=cluster))

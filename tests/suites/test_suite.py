@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from fedlens.config.compose import compose
-from fedlens.config.identity import essence, run_name
+from fedlens.config.identity import identity, run_name
+from fedlens.config.labels import algorithm
 from fedlens.config.options import options
 from fedlens.errors import FedlensError
 from fedlens.suites.cost import units
-from fedlens.suites.plan import once, planned
+from fedlens.suites.plan import plan, unique_runs
 from fedlens.suites.suite import Cell, find, only, suites
 
 TABLE = """
@@ -78,7 +79,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 def test_the_words_of_a_cell_compose_to_its_config(folder: Path) -> None:
     cells = find(str(folder / "study.yaml")).cells(["partition=dirichlet", "head.dropout=0.1"])
     for cell in cells:
-        experiment, *words = cell.words
+        experiment, *words = cell.arguments
         assert compose(experiment, words) == cell.config
         assert len({word.partition("=")[0] for word in words}) == len(words)
 
@@ -123,7 +124,7 @@ def test_common_words_come_before_all_others_and_reach_every_section(folder: Pat
     path = folder / "mine.yaml"
     path.write_text(
         """
-common: federated.clients=30 train.lr=0.1 train.momentum=0.5
+common: federated.clients=30 train.lr=0.1 train.optimizer.momentum=0.5
 rows:
   alone: fedavg_iid train.lr=0.2
 sections:
@@ -131,10 +132,18 @@ sections:
 """
     )
     alone, beside = (cell.config for cell in find(str(path)).cells())
-    assert (alone.federated.clients, alone.train.lr, alone.train.momentum) == (30, 0.2, 0.5)
-    assert (beside.federated.clients, beside.train.lr, beside.train.momentum) == (40, 0.1, 0.5)
-    changed = find(str(path)).cells(["train.momentum=0.7"])
-    assert {cell.config.train.momentum for cell in changed} == {0.7}
+    assert (alone.federated.clients, alone.train.lr, alone.train.optimizer.momentum) == (
+        30,
+        0.2,
+        0.5,
+    )
+    assert (beside.federated.clients, beside.train.lr, beside.train.optimizer.momentum) == (
+        40,
+        0.1,
+        0.5,
+    )
+    changed = find(str(path)).cells(["train.optimizer.momentum=0.7"])
+    assert {cell.config.train.optimizer.momentum for cell in changed} == {0.7}
 
 
 def test_a_section_written_out_is_the_suite_it_would_be_in_a_file(folder: Path) -> None:
@@ -150,10 +159,10 @@ def test_a_section_written_out_is_the_suite_it_would_be_in_a_file(folder: Path) 
 def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text("sections: {a: heterogeneity, b: local_steps}")
-    plan = planned(find(str(path)).cells(["run.root=nowhere"]))
-    assert len(plan) == 5 + 15
-    assert len(once(plan)) == 15
-    assert [run.cell.section for run in once(plan)] == ["a"] * 5 + ["b"] * 10
+    runs = plan(find(str(path)).cells(["run.root=nowhere"]))
+    assert len(runs) == 5 + 15
+    assert len(unique_runs(runs)) == 15
+    assert [run.cell.section for run in unique_runs(runs)] == ["a"] * 5 + ["b"] * 10
 
 
 @pytest.mark.parametrize(
@@ -161,33 +170,33 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
     [
         ("columns: {a: b}", "needs `rows`"),
         ("- a list", "needs `rows`"),
-        ("rows: {a: fedavg_iid}\nmore: 1", "keys a suite does not know: more"),
-        ("rows: {a: fedavg_iid}\nalpha: [a]", "keys a suite does not know: alpha"),
-        ("rows: {a: 1}", "words of a command line"),
-        ("rows: {a: ''}", "words of a command line"),
-        ("rows: {a: fedavg_iid}\nanalyses: {alpha: [b]}", "list of labels of its rows"),
-        ("rows: {a: fedavg_iid}\nanalyses: [alpha]", "list of labels of its rows"),
+        ("rows: {a: fedavg_iid}\nmore: 1", "unknown keys more"),
+        ("rows: {a: fedavg_iid}\nalpha: [a]", "unknown keys alpha"),
+        ("rows: {a: 1}", "command-line words"),
+        ("rows: {a: ''}", "command-line words"),
+        ("rows: {a: fedavg_iid}\nanalyses: {alpha: [b]}", "lists of row labels"),
+        ("rows: {a: fedavg_iid}\nanalyses: [alpha]", "lists of row labels"),
         ("rows: {a: fedavg_iid}\nseeds: 0", "at least 1, not 0"),
         ("rows: {a: fedavg_iid}\nseeds: true", "at least 1, not True"),
         ("rows: [", "is not a suite"),
         ("rows: {}", "at least one label"),
-        ("rows: {0.3: fedavg_iid}", "a number in quotes"),
+        ("rows: {0.3: fedavg_iid}", "numbers in quotes"),
         ("rows: {a: fedavg_iid}\ncolumns: {}", "at least one label"),
         ("sections: {}", "at least one label"),
-        ("rows: {a: fedavg_iid run.name='it}", "quotes in pairs"),
-        ('sections: {a: "quick \'it"}', "quotes in pairs"),
-        ('rows: {a: fedavg_iid}\nanalyses: {"alpha \'it": [a]}', "words of `fedlens arithmetic`"),
-        ("rows: {a: fedavg_iid}\nanalyses: {'': [a]}", "words of `fedlens arithmetic`"),
-        ("rows: {a: fedavg_iid}\ncommon: 1", "common is key=value words"),
-        ("rows: {a: fedavg_iid}\ncommon:", "common is key=value words"),
-        ("rows: {a: fedavg_iid}\ncommon: []", "common is key=value words"),
-        ('rows: {a: fedavg_iid}\ncommon: "train.lr=\'it"', "quotes in pairs"),
+        ("rows: {a: fedavg_iid run.name='it}", "closed quotes"),
+        ('sections: {a: "quick \'it"}', "closed quotes"),
+        ('rows: {a: fedavg_iid}\nanalyses: {"alpha \'it": [a]}', "`fedlens arithmetic` commands"),
+        ("rows: {a: fedavg_iid}\nanalyses: {'': [a]}", "`fedlens arithmetic` commands"),
+        ("rows: {a: fedavg_iid}\ncommon: 1", "common must be key=value"),
+        ("rows: {a: fedavg_iid}\ncommon:", "common must be key=value"),
+        ("rows: {a: fedavg_iid}\ncommon: []", "common must be key=value"),
+        ('rows: {a: fedavg_iid}\ncommon: "train.lr=\'it"', "closed quotes"),
         ("sections: {a: {seeds: 2}}", "mine.yaml, section a is not a suite"),
-        ("sections: {a: {rows: {b: ''}}}", "section a: rows map"),
-        ("sections: {a: {sections: {b: mine.yaml}}}", "has itself as a section"),
-        ("sections: {a: mine.yaml}", "has itself as a section"),
-        ("sections: {a: beside.yaml}", "has itself as a section"),
-        ("sections: {a: nonsense}", "There is no suite 'nonsense'"),
+        ("sections: {a: {rows: {b: ''}}}", "section a: rows must map"),
+        ("sections: {a: {sections: {b: mine.yaml}}}", "contains itself as a section"),
+        ("sections: {a: mine.yaml}", "contains itself as a section"),
+        ("sections: {a: beside.yaml}", "contains itself as a section"),
+        ("sections: {a: nonsense}", "'nonsense' is not a known suite"),
         ("sections: {a: absent.yaml}", "cannot be read"),
     ],
 )
@@ -212,23 +221,36 @@ def test_an_experiment_that_is_a_file_is_found_beside_the_suite(tmp_path: Path) 
         "defaults: [/experiment/fedavg_iid]\ntrain: {lr: 0.125}"
     )
     path = tmp_path / "in here" / "mine.yaml"
-    path.write_text("rows: {a: own.yaml train.momentum=0.5}")
+    path.write_text("rows: {a: own.yaml train.optimizer.momentum=0.5}")
     (cell,) = find(str(path)).cells()
-    assert (cell.config.train.lr, cell.config.train.momentum) == (0.125, 0.5)
-    assert cell.words[0] == str(path.parent / "own.yaml")  # the command that repeats it
+    assert (cell.config.train.lr, cell.config.train.optimizer.momentum) == (0.125, 0.5)
+    assert cell.arguments[0] == str(path.parent / "own.yaml")  # the command that repeats it
 
 
 def test_a_name_for_all_runs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("rows: {a: fedavg_iid run.name=it, b: fedavg_iid run.name=it train.lr=1}")
-    with pytest.raises(FedlensError, match=r"leave it out, and say run\.root"):
+    with pytest.raises(FedlensError, match=r"leave it out, or set run\.root"):
         find(str(path)).cells(["run.name=all"])
-    with pytest.raises(FedlensError, match="'a, seed 0' and 'b, seed 0' are two runs with one"):
-        planned(find(str(path)).cells())
+    with pytest.raises(FedlensError, match="'a, seed 0' and 'b, seed 0' are different runs"):
+        plan(find(str(path)).cells())
     path.write_text("rows: {a: fedavg_iid run.name=it, b: fedavg_iid run.name=it threads=1}")
-    assert len(once(planned(find(str(path)).cells()))) == 1  # two labels of one run
+    assert len(unique_runs(plan(find(str(path)).cells()))) == 1  # two labels of one run
     with pytest.raises(FedlensError, match="'a, seed 0' and 'a, seed 1'"):
-        planned(find(str(path)).cells(seeds=2))
+        plan(find(str(path)).cells(seeds=2))
+
+
+def test_a_row_chosen_later_drops_parameters_it_does_not_read(tmp_path: Path) -> None:
+    """Nc=1 of a row gives way to a Dirichlet partition of the command; the dropout stays."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "rows: {a: fedavg_iid partition=classes partition.classes_per_client=1 head.dropout=0.1}"
+    )
+    (cell,) = find(str(path)).cells(["partition=dirichlet", "head=ridge"])
+    assert (cell.config.partition.name, cell.config.head.dropout) == ("dirichlet", 0.1)
+    assert compose(cell.arguments[0], cell.arguments[1:]) == cell.config
+    with pytest.raises(FedlensError, match=r"partition\.classes_per_client is not read by"):
+        find(str(path)).cells(["partition=iid", "partition.classes_per_client=2"])
 
 
 @pytest.mark.parametrize("word", ["+train.lr=0.5", "++train.lr=0.5", "~train.lr", "train.lr=1,2"])
@@ -260,7 +282,7 @@ def test_what_is_fine_only_as_a_whole_is_composed_as_a_whole(tmp_path: Path) -> 
     path = tmp_path / "mine.yaml"
     path.write_text("rows: {a: sparse_fedavg train=head sparse.density=null augment=none}")
     cell = find(str(path)).cells()[0]
-    assert cell.config == compose(cell.words[0], cell.words[1:])
+    assert cell.config == compose(cell.arguments[0], cell.arguments[1:])
 
 
 def test_an_unknown_suite_gets_a_suggestion_and_a_missing_file_a_sentence() -> None:
@@ -279,7 +301,9 @@ def test_only_takes_any_part_of_a_label_in_any_case(folder: Path) -> None:
     assert {c.label for c in only(cells, ["alone", "j=8"])} == {
         "alone", "first / one / J=8", "first / two / J=8",
     }  # fmt: skip
-    with pytest.raises(FedlensError, match=r"fits no run: there are 'alone', 'first / one / J=4'"):
+    with pytest.raises(
+        FedlensError, match=r"matches no run: choose from 'alone', 'first / one / J=4'"
+    ):
         only(cells, ["third"])
 
 
@@ -309,15 +333,15 @@ def test_the_six_models_are_among_the_runs(name: str) -> None:
     found = set()
     for cell in find(name).cells(seeds=1):
         config = cell.config
-        if config.train.what == "full" and config.algorithm.name == "fedavg":
+        if config.train.trainable == "full" and algorithm(config) == "FedAvg":
             spread = config.partition.name if config.federated.clients else "central"
-            density, rule = config.sparse.density, config.sparse.rule
+            density, rule = config.sparse.density, config.sparse.rule.name
             found.add((spread, None if density is None else (density, rule)))
     for spread in ("central", "iid", "classes"):
         assert {(spread, None), (spread, (0.1, "least_sensitive"))} <= found
 
 
-def test_the_study_is_of_one_world_and_one_budget() -> None:
+def test_the_study_has_one_dataset_one_backbone_and_one_budget() -> None:
     configs = [cell.config for cell in find("paper").cells()]
     assert {config.seed for config in configs} == {0, 1, 2}
     assert {(c.data.name, c.backbone.name, c.backbone.resolution) for c in configs} == {
@@ -336,8 +360,9 @@ def test_the_full_study_holds_the_paper_and_the_extensions() -> None:
         return {run_name(cell.config) for cell in find(name).cells(seeds=1)}
 
     assert runs("full") == runs("paper") | runs("extensions")
-    names = {cell.config.algorithm.name for cell in find("extensions").cells()}
-    assert {"fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "ties", "dare"} <= names
+    labels = {algorithm(cell.config) for cell in find("extensions").cells()}
+    assert {"SCAFFOLD", "FedNova", "FedAvgM", "FedAdam", "TIES", "DARE"} <= labels
+    assert any(label.startswith("FedProx") for label in labels)
     votes = {cell.config.sparse.voting for cell in find("extensions").cells()}
     assert votes == {None, "union", "majority", "intersection"}
 
@@ -347,4 +372,4 @@ def test_dense_and_sparse_models_differ_in_masks_and_learning_rate_alone() -> No
     for row in dict.fromkeys(cell.row for cell in cells):
         dense, sparse = (cell.config for cell in cells if cell.row == row)
         equal = replace(dense, sparse=sparse.sparse, train=replace(dense.train, lr=sparse.train.lr))
-        assert json.dumps(essence(equal)) == json.dumps(essence(sparse))
+        assert json.dumps(identity(equal)) == json.dumps(identity(sparse))

@@ -26,10 +26,10 @@ def test_against_the_obvious(batch_size: int) -> None:
     draw = generator(0, "test")
     logits = torch.randn(50, 20, generator=draw)
     labels = torch.randint(20, (50,), generator=draw)
-    told = []
+    calls = []
     found = evaluate(
         lambda x: x, FeatureExamples(logits, labels), classes=20, batch_size=batch_size,
-        precision=FP32, progress=lambda done, total: told.append((done, total)),
+        precision=FP32, progress=lambda done, total: calls.append((done, total)),
     )  # fmt: skip
     ranked = logits.argsort(1, descending=True)
     assert found.top1 == pytest.approx(float((ranked[:, 0] == labels).float().mean()))
@@ -39,4 +39,4 @@ def test_against_the_obvious(batch_size: int) -> None:
         of_class = ranked[labels == c, 0] == c
         expected = float(of_class.float().mean()) if len(of_class) else None
         assert accuracy == (None if expected is None else pytest.approx(expected))
-    assert told[-1] == (50, 50)
+    assert calls[-1] == (50, 50)

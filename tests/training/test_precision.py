@@ -28,7 +28,7 @@ def test_amp_works_or_is_refused_but_never_kills() -> None:
     try:
         chosen = precision.choose("amp", CPU)
     except FedlensError as error:
-        assert "use train.precision=fp32" in str(error)
+        assert "use precision=fp32" in str(error)
     else:
         with chosen.autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlens import params
 from fedlens.data import synthetic
-from fedlens.data.examples import Pipeline
+from fedlens.data.transforms import Pipeline
 from fedlens.models import backbones, weights
 from fedlens.runtime.threads import limited_threads
 from fedlens.training.pretrain import Recipe, SumOfParts, pico_weights, pretrain
@@ -85,7 +85,7 @@ def test_weights_are_made_once_at_any_number_of_threads(
 
 def test_features_say_more_than_pixels(pico_weights_file: Path, tmp_path: Path) -> None:
     """Ridge in closed form; pixels may take the best λ on the test images, features may not."""
-    data = synthetic.dataset(train_per_class=30, test_per_class=20, cache=tmp_path)
+    data = synthetic.draw_dataset(train_per_class=30, test_per_class=20, cache=tmp_path)
     train, test = data.load_train(), data.load_test()
     targets = F.one_hot(train.labels).double() - 1 / 100
 

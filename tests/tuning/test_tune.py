@@ -13,14 +13,14 @@ import yaml
 from optuna.trial import Trial
 
 from fedlens.config.compose import compose, documentation
-from fedlens.config.identity import essence
+from fedlens.config.identity import identity
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.runtime.stop import Interrupted
 from fedlens.store.run_folder import RunFolder
 from fedlens.tuning.search import Search
 from fedlens.tuning.space import DEFAULT, dimension, space
-from fedlens.tuning.tune import search
+from fedlens.tuning.tune import run_search
 
 UNITS = 4
 LOST = FedlensError("The loss is not finite.")
@@ -58,7 +58,9 @@ class Formula:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         if self.refuses(config):
             raise self.error
-        peak = 0.9 - 0.1 * abs(math.log10(config.train.lr) + 2) - config.train.weight_decay
+        peak = (
+            0.9 - 0.1 * abs(math.log10(config.train.lr) + 2) - config.train.optimizer.weight_decay
+        )
         folder.journal("metrics").rewind(0)
         for epoch in range(1, UNITS + 1):
             top1 = peak * epoch / UNITS
@@ -71,10 +73,12 @@ class Formula:
         return folder
 
 
-def asked(tmp_path: Path, *words: str, told: list[str] | None = None, **how: Any) -> Search:
-    overrides = [f"run.root={tmp_path}", *(told or [])]
+def make_search(
+    tmp_path: Path, *words: str, overrides: list[str] | None = None, **options: Any
+) -> Search:
+    overrides = [f"run.root={tmp_path}", *(overrides or [])]
     config = compose("quickstart", overrides)
-    return Search(config, space(config, overrides, list(words)), **how)
+    return Search(config, space(config, overrides, list(words)), **options)
 
 
 def whole_words() -> list[str]:
@@ -92,9 +96,9 @@ WHOLE = 13  # ten trials at random, and three that learn from them
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, dict[str, Any], Formula]:
     """A search nobody disturbed, its record, and the runs it made."""
-    wanted = asked(tmp_path_factory.mktemp("whole"), told=whole_words())
+    wanted = make_search(tmp_path_factory.mktemp("whole"), overrides=whole_words())
     formula = Formula()
-    record = search(wanted, trials=WHOLE, start=formula, command="fedlens tune it")
+    record = run_search(wanted, trials=WHOLE, start=formula, command="fedlens tune it")
     return wanted, record, formula
 
 
@@ -111,7 +115,7 @@ def test_a_search_finds_the_better_learning_rates_and_leaves_them_in_files(whole
     table = (wanted.folder / "trials.csv").read_text().splitlines()
     assert len(table) == 1 + WHOLE
     assert table[0] == (
-        "number,state,value,train.lr,train.schedule.name,train.weight_decay,run,failure"
+        "number,state,value,train.lr,train.optimizer.weight_decay,train.schedule.name,run,failure"
     )
 
 
@@ -120,20 +124,22 @@ def test_no_trial_may_open_the_test_split(whole: Any) -> None:
 
 
 def test_a_test_curve_is_for_the_best_alone(tmp_path: Path) -> None:
-    wanted = asked(tmp_path, told=["evaluate.test_curve=true"])
+    wanted = make_search(tmp_path, overrides=["evaluate.test_curve=true"])
     formula = Formula()
-    search(wanted, trials=1, start=formula)
+    run_search(wanted, trials=1, start=formula)
     assert [config.evaluate.test_curve for config in formula.seen] == [False]
     assert compose(str(wanted.folder / "best.yaml"), []).evaluate.test_curve
 
 
-def test_the_best_is_an_experiment_that_runs_as_told_and_opens_the_test_split(whole: Any) -> None:
+def test_the_best_is_an_experiment_that_runs_as_searched_and_opens_the_test_split(
+    whole: Any,
+) -> None:
     wanted, record, _ = whole
     path = wanted.folder / "best.yaml"
     values = record["trials"][record["best"] - 1]["params"]
     by_words = compose("quickstart", [*whole_words(), *(f"{key}={v}" for key, v in values.items())])
     found = compose(str(path), [])
-    assert essence(found) == essence(by_words)
+    assert identity(found) == identity(by_words)
     assert found.evaluate.test
     assert found.experiment == "quickstart"
     assert found.threads is None  # how it was searched is not how it must be run
@@ -143,12 +149,13 @@ def test_the_best_is_an_experiment_that_runs_as_told_and_opens_the_test_split(wh
 
 
 def test_what_the_experiment_says_already_is_not_repeated_in_the_best(tmp_path: Path) -> None:
-    told = [f"{key}=1e-3" for key in ("train.lr", "train.weight_decay")]
-    told = [*told, "train.schedule.name=cosine"]
-    wanted = asked(tmp_path, "train.nesterov=false,true", told=told)
-    search(wanted, trials=1, start=Formula())
+    fixed = [f"{key}=1e-3" for key in ("train.lr", "train.optimizer.weight_decay")]
+    fixed = [*fixed, "train.schedule.name=cosine"]
+    wanted = make_search(tmp_path, "train.optimizer.nesterov=false,true", overrides=fixed)
+    run_search(wanted, trials=1, start=Formula())
     written = yaml.safe_load((wanted.folder / "best.yaml").read_text())
-    assert written["train"].keys() <= {"lr", "weight_decay", "nesterov"}
+    assert written["train"].keys() <= {"lr", "optimizer"}
+    assert written["train"]["optimizer"].keys() <= {"weight_decay", "nesterov"}
 
 
 def test_a_trial_below_the_median_is_stopped_and_its_checkpoints_are_dropped(whole: Any) -> None:
@@ -164,7 +171,7 @@ def test_a_trial_below_the_median_is_stopped_and_its_checkpoints_are_dropped(who
 
 
 def test_without_a_pruner_every_trial_comes_to_its_end(tmp_path: Path) -> None:
-    record = search(asked(tmp_path, pruner="none"), trials=7, start=Formula())
+    record = run_search(make_search(tmp_path, pruner="none"), trials=7, start=Formula())
     assert [len(trial["curve"]) for trial in record["trials"]] == [UNITS] * 7
 
 
@@ -172,12 +179,12 @@ def test_a_search_killed_again_and_again_ends_as_if_it_never_had_been(
     whole: Any, tmp_path: Path
 ) -> None:
     """Deaths before, between and after what learns from other trials; and sessions of few."""
-    wanted = asked(tmp_path, told=whole_words())
+    wanted = make_search(tmp_path, overrides=whole_words())
     for die_at in (1, 2, UNITS, UNITS + 1, 9, 14):
         with pytest.raises(Killed):
-            search(wanted, trials=WHOLE, start=Formula(die_at=die_at))
+            run_search(wanted, trials=WHOLE, start=Formula(die_at=die_at))
     for trials in (10, 11, WHOLE):
-        record = search(wanted, trials=trials, start=Formula())
+        record = run_search(wanted, trials=trials, start=Formula())
     assert outcome(record) == outcome(whole[1])
     assert record["best"] == whole[1]["best"]
     assert record["importance"] == whole[1]["importance"]
@@ -187,7 +194,7 @@ def test_a_search_killed_again_and_again_ends_as_if_it_never_had_been(
 def test_a_kill_before_the_parameters_are_known_changes_nothing(
     whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, suggest, calls = asked(tmp_path, told=whole_words()), Trial._suggest, [0]
+    wanted, suggest, calls = make_search(tmp_path, overrides=whole_words()), Trial._suggest, [0]
 
     def dying(self: Trial, *words: Any) -> Any:
         calls[0] += 1
@@ -198,76 +205,81 @@ def test_a_kill_before_the_parameters_are_known_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Trial, "_suggest", dying)
         with pytest.raises(Killed):
-            search(wanted, trials=3, start=Formula())
-    record = search(wanted, trials=3, start=Formula())
+            run_search(wanted, trials=3, start=Formula())
+    record = run_search(wanted, trials=3, start=Formula())
     assert outcome(record) == outcome(whole[1])[:3]
 
 
 def test_a_killed_trial_keeps_its_parameters_and_its_run(tmp_path: Path) -> None:
-    wanted, dying, after = asked(tmp_path), Formula(die_at=6), Formula()
+    wanted, dying, after = make_search(tmp_path), Formula(die_at=6), Formula()
     with pytest.raises(Killed):
-        search(wanted, trials=3, start=dying)
+        run_search(wanted, trials=3, start=dying)
     (under_way,) = [f for f in (wanted.folder / "runs").iterdir() if (f / "checkpoints").exists()]
-    search(wanted, trials=3, start=after)
+    run_search(wanted, trials=3, start=after)
     assert after.seen[0] == dying.seen[-1]
     assert after.seen[0].run.name == under_way.name
 
 
 def test_another_seed_is_another_search_with_other_suggestions(whole: Any, tmp_path: Path) -> None:
-    other = asked(tmp_path, told=whole_words(), seed=1)
+    other = make_search(tmp_path, overrides=whole_words(), seed=1)
     assert other.folder.name != whole[0].folder.name
-    (trial,) = search(other, trials=1, start=Formula())["trials"]
+    (trial,) = run_search(other, trials=1, start=Formula())["trials"]
     assert trial["params"] != whole[1]["trials"][0]["params"]
 
 
 def test_a_finished_search_has_nothing_to_do_and_more_trials_extend_it(tmp_path: Path) -> None:
-    wanted, again = asked(tmp_path), Formula()
-    search(wanted, trials=3, start=Formula())
+    wanted, again = make_search(tmp_path), Formula()
+    run_search(wanted, trials=3, start=Formula())
     (wanted.folder / "best.yaml").unlink()  # as if killed just before it was written
-    assert len(search(wanted, trials=3, start=again)["trials"]) == 3
+    assert len(run_search(wanted, trials=3, start=again)["trials"]) == 3
     assert again.seen == []
     assert (wanted.folder / "best.yaml").exists()
-    assert len(search(wanted, trials=5, start=again)["trials"]) == 5
+    assert len(run_search(wanted, trials=5, start=again)["trials"]) == 5
     assert len(again.seen) == 2
 
 
-def test_a_failed_trial_is_told_and_does_not_count(tmp_path: Path) -> None:
+def test_a_failed_trial_is_recorded_and_does_not_count(tmp_path: Path) -> None:
     wild = Formula(refuses=lambda config: config.train.lr > 0.05)
-    record = search(asked(tmp_path), trials=4, start=wild)
+    record = run_search(make_search(tmp_path), trials=4, start=wild)
     states = [trial["state"] for trial in record["trials"]]
     assert states.count("failed") > 0
     assert len(states) - states.count("failed") == 4
     for trial in record["trials"]:
         assert ("failure" in trial) == (trial["params"]["train.lr"] > 0.05)
-    asked_lr = [trial["params"]["train.lr"] for trial in record["trials"]]
-    assert len(set(asked_lr)) == len(asked_lr)  # a failure is not suggested again
+    rates = [trial["params"]["train.lr"] for trial in record["trials"]]
+    assert len(set(rates)) == len(rates)  # a failure is not suggested again
 
 
 def test_any_error_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more")
     wild = Formula(refuses=lambda config: config.train.lr > 0.05, error=error)
-    record = search(asked(tmp_path), trials=3, start=wild)
+    record = run_search(make_search(tmp_path), trials=3, start=wild)
     failures = {trial["failure"] for trial in record["trials"] if trial["state"] == "failed"}
     assert failures == {"RuntimeError: DefaultCPUAllocator: can't allocate memory"}
     assert sum(trial["state"] == "complete" for trial in record["trials"]) == 3
 
 
 def test_a_search_whose_trials_all_fail_ends(tmp_path: Path) -> None:
-    wanted = asked(tmp_path)
-    record = search(wanted, trials=2, start=Formula(refuses=lambda config: True))
+    wanted = make_search(tmp_path)
+    record = run_search(wanted, trials=2, start=Formula(refuses=lambda config: True))
     assert [trial["state"] for trial in record["trials"]] == ["failed"] * 2
     assert record["best"] is None
     assert not (wanted.folder / "best.yaml").exists()
-    repaired = search(wanted, trials=1, start=Formula())
+    repaired = run_search(wanted, trials=1, start=Formula())
     assert [trial["state"] for trial in repaired["trials"]] == ["failed"] * 2 + ["complete"]
 
 
 def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> None:
-    wanted = asked(tmp_path, "train.nesterov=true,false", "train.momentum=0.0,0.9", seed=1)
-    record = search(wanted, trials=3, start=Formula())
+    wanted = make_search(
+        tmp_path, "train.optimizer.nesterov=true,false", "train.optimizer.momentum=0.0,0.9", seed=1
+    )
+    record = run_search(wanted, trials=3, start=Formula())
     assert {trial["state"] for trial in record["trials"]} == {"complete", "failed"}
     for trial in record["trials"]:
-        impossible = trial["params"]["train.nesterov"] and not trial["params"]["train.momentum"]
+        impossible = (
+            trial["params"]["train.optimizer.nesterov"]
+            and not trial["params"]["train.optimizer.momentum"]
+        )
         assert (trial["state"] == "failed") == impossible
 
 
@@ -276,14 +288,14 @@ def test_an_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
         raise Interrupted("SIGTERM")
 
     with pytest.raises(Interrupted, match="same command"):
-        search(asked(tmp_path), trials=2, start=stopped)
-    assert len(search(asked(tmp_path), trials=2, start=Formula())["trials"]) == 2
+        run_search(make_search(tmp_path), trials=2, start=stopped)
+    assert len(run_search(make_search(tmp_path), trials=2, start=Formula())["trials"]) == 2
 
 
 def test_when_the_time_is_over_the_trial_under_way_is_left_for_later(
     whole: Any, tmp_path: Path
 ) -> None:
-    wanted, slow = asked(tmp_path, told=whole_words()), Formula()
+    wanted, slow = make_search(tmp_path, overrides=whole_words()), Formula()
     hour = 3600.0
 
     def start(config: Config, *, watch: Callable[[int, float], None]) -> RunFolder:
@@ -292,39 +304,41 @@ def test_when_the_time_is_over_the_trial_under_way_is_left_for_later(
 
     now = time.monotonic
     with pytest.MonkeyPatch.context() as patch:
-        record = search(wanted, trials=2, start=start, minutes=30)
+        record = run_search(wanted, trials=2, start=start, minutes=30)
     assert record["trials"] == []
     assert slow.validations == 1
-    assert outcome(search(wanted, trials=2, start=Formula())) == outcome(whole[1])[:2]
+    assert outcome(run_search(wanted, trials=2, start=Formula())) == outcome(whole[1])[:2]
 
 
 def test_a_name_holds_one_search(tmp_path: Path) -> None:
-    search(asked(tmp_path, name="mine"), trials=1, start=Formula())
-    with pytest.raises(FedlensError, match="holds another search: choose another --name"):
-        search(asked(tmp_path, name="mine", seed=5), trials=1, start=Formula())
-    search(asked(tmp_path, name="mine", told=["threads=3"]), trials=1, start=Formula())
+    run_search(make_search(tmp_path, name="mine"), trials=1, start=Formula())
+    with pytest.raises(FedlensError, match="holds a different search: choose another --name"):
+        run_search(make_search(tmp_path, name="mine", seed=5), trials=1, start=Formula())
+    run_search(
+        make_search(tmp_path, name="mine", overrides=["threads=3"]), trials=1, start=Formula()
+    )
 
 
 def test_a_broken_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    wanted = asked(tmp_path)
+    wanted = make_search(tmp_path)
     wanted.folder.mkdir(parents=True)
     (wanted.folder / "study.db").write_text("not a database " * 100)
     with pytest.raises(FedlensError, match=r"study\.db cannot be used"):
-        search(wanted, trials=1, start=Formula())
+        run_search(wanted, trials=1, start=Formula())
 
 
 def test_a_search_without_validation_is_refused(tmp_path: Path) -> None:
-    wanted = asked(tmp_path, told=["data.validation=0", "evaluate.select=last"])
-    with pytest.raises(FedlensError, match="nothing to compare"):
-        search(wanted, trials=1, start=Formula())
+    wanted = make_search(tmp_path, overrides=["data.validation=0", "evaluate.select=last"])
+    with pytest.raises(FedlensError, match=r"set data\.validation above 0"):
+        run_search(wanted, trials=1, start=Formula())
 
 
-def test_the_default_space_gives_way_to_what_is_fixed_or_asked() -> None:
+def test_the_default_space_gives_way_to_what_is_fixed_or_searched() -> None:
     config = compose("quickstart", [])
     assert [one.key for one in space(config, [], [])] == sorted(DEFAULT)
-    fixed = space(config, ["train.lr=0.1", "seed=3"], ["train.momentum=float:0:0.9"])
+    fixed = space(config, ["train.lr=0.1", "seed=3"], ["train.optimizer.momentum=float:0:0.9"])
     assert [one.key for one in fixed] == [
-        "train.momentum", "train.schedule.name", "train.weight_decay",
+        "train.optimizer.momentum", "train.optimizer.weight_decay", "train.schedule.name",
     ]  # fmt: skip
     (narrower,) = [o for o in space(config, [], ["train.lr=log:0.01:0.1"]) if o.key == "train.lr"]
     assert narrower.values == (0.01, 0.1)
@@ -334,11 +348,11 @@ def test_the_default_space_gives_way_to_what_is_fixed_or_asked() -> None:
     ("text", "kind", "values", "probes"),
     [
         ("train.lr=log:1e-4:1", "log", (1e-4, 1.0), [1e-4, 1e-2, 1.0]),
-        ("train.momentum=float:0:0.5", "float", (0.0, 0.5), [0.0, 0.25, 0.5]),
+        ("train.optimizer.momentum=float:0:0.5", "float", (0.0, 0.5), [0.0, 0.25, 0.5]),
         ("train.epochs=int:1:8", "int", (1, 8), [1, 4, 8]),
-        ("train.nesterov=true,false", "choices", (True, False), [True, False]),
+        ("train.optimizer.nesterov=true,false", "choices", (True, False), [True, False]),
         ("train.clip_norm=null,1.5", "choices", (None, 1.5), [None, 1.5]),
-        ("train.what=full,last_blocks:2", "choices", ("full", "last_blocks:2"),
+        ("train.trainable=full,last_blocks:2", "choices", ("full", "last_blocks:2"),
          ["full", "last_blocks:2"]),
     ],
 )  # fmt: skip
@@ -354,30 +368,38 @@ def test_a_space_is_read_and_written(text: str, kind: str, values: tuple, probes
     ("text", "complaint"),
     [
         ("train.lrr=log:1:2", "did you mean 'train.lr'"),
-        ("train.lr=log:0:1", "begins above 0"),
+        ("train.lr=log:0:1", "must start above 0"),
         ("train.lr=log:1:0.1", "must be below the second"),
         ("train.lr=float:1:1", "must be below the second"),
         ("train.lr=float:0:inf", "must be below the second"),
         ("train.lr=float:0", "with two numbers"),
         ("train.epochs=int:1.5:3", "with two numbers"),
-        ("train.lr=0.1", "two values and more"),
-        ("train.lr=", "two values and more"),
+        ("train.lr=0.1", "two or more values"),
+        ("train.lr=", "two or more values"),
         ("train.lr=[1],2", "is not a value"),
         ("train.lr=float:0:1", "train.lr=0.0 must be positive"),
-        ("train.momentum=float:0:1", r"train.momentum=1.0 must lie in"),
+        ("train.optimizer.momentum=float:0:1", r"train.optimizer.momentum=1.0 must be in"),
         ("train.epochs=float:1:3", "could not be converted to Integer"),
         ("train.schedule.name=cosine,cosinus", "did you mean 'cosine'"),
-        ("train=head,full", "is a group: search keys of it, such as train.what"),
-        ("seed=1,2", "does not say how to learn"),
-        ("evaluate.test=true,false", "does not say how to learn"),
-        ("data.validation=0.1,0.2", "does not say how to learn"),
-        ("threads=1,2", "does not say how to learn"),
+        ("train=head,full", "is a group.*: search one of .*, such as train.trainable"),
+        ("seed=1,2", "is not a training setting"),
+        ("evaluate.test=true,false", "is not a training setting"),
+        ("data.validation=0.1,0.2", "is not a training setting"),
+        ("threads=1,2", "is not a training setting"),
     ],
 )
 def test_an_impossible_space_is_refused_in_a_sentence(text: str, complaint: str) -> None:
     with pytest.raises(FedlensError, match=complaint) as caught:
         space(compose("quickstart", []), [], [text])
     assert "\n" not in str(caught.value)
+
+
+def test_rows_are_searched_by_their_key() -> None:
+    config = compose("quickstart_sparse", [])
+    (rules,) = space(config, list(DEFAULT), ["sparse.rule=random,least_sensitive"])
+    assert (rules.key, rules.values) == ("sparse.rule", ("random", "least_sensitive"))
+    with pytest.raises(FedlensError, match="did you mean 'random'"):
+        space(config, [], ["sparse.rule=randm,least_sensitive"])
 
 
 def test_what_is_fixed_is_not_searched_too() -> None:

@@ -1,4 +1,4 @@
-"""What is told before any process of a federation starts."""
+"""What is checked before any process of a federation starts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,10 @@ from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.data.shards import node_name
 from fedlens.errors import FedlensError
+from fedlens.experiments.clients import open_session
 from fedlens.experiments.flower import apps, deployment
-from fedlens.experiments.flower.clients import SERVER_SHARD, opened_crowd
-from fedlens.experiments.local_data import deal
+from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.local_data import write_shards
 from fedlens.federated.flower.deployment.submission import Connection
 from fedlens.files import write_json
 from fedlens.runtime.stop import Interrupted, StopRequest
@@ -33,7 +34,7 @@ def secure_config(root: Path) -> Config:
     return compose("quickstart_fedavg", words)
 
 
-def test_a_node_connects_as_its_folder_says_but_for_what_is_told(tmp_path: Path) -> None:
+def test_a_node_connects_as_its_folder_says_unless_options_differ(tmp_path: Path) -> None:
     write_json(tmp_path / "superlink.json", KNOWN)
     known = Connection("lab:1", tmp_path / CA)
     assert deployment.connection_of(tmp_path) == known
@@ -46,21 +47,21 @@ def test_a_node_connects_as_its_folder_says_but_for_what_is_told(tmp_path: Path)
         assert plain == Connection("lab:1", insecure=True)
 
 
-def test_an_authority_is_trusted_also_where_the_folder_says_insecure(tmp_path: Path) -> None:
-    told = {**KNOWN, "root_certificates": None, "insecure": True}
-    write_json(tmp_path / "superlink.json", told)
-    found = deployment.connection_of(tmp_path, root_certificates=tmp_path / CA)
-    assert found == Connection("lab:1", tmp_path / CA)
+def test_root_certificates_overrule_a_folder_that_says_insecure(tmp_path: Path) -> None:
+    content = {**KNOWN, "root_certificates": None, "insecure": True}
+    write_json(tmp_path / "superlink.json", content)
+    connection = deployment.connection_of(tmp_path, root_certificates=tmp_path / CA)
+    assert connection == Connection("lab:1", tmp_path / CA)
 
 
-def test_an_authority_without_tls_is_a_contradiction(tmp_path: Path) -> None:
+def test_root_certificates_without_tls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FedlensError, match="leave --root-certificates out"):
         deployment.connection_of(tmp_path, root_certificates=tmp_path / CA, insecure=True)
 
 
 def test_a_node_without_its_data_starts_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FedlensError, match=r"node-0 is not a whole shard \(shard.json is missing"):
-        deployment.serve_node(
+    with pytest.raises(FedlensError, match=r"is not a complete shard \(shard.json is missing"):
+        deployment.run_node(
             tmp_path,
             "node-0",
             Connection("127.0.0.1:1", insecure=True),
@@ -71,12 +72,12 @@ def test_a_node_without_its_data_starts_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_node_that_looks_for_its_superlink_can_be_stopped(tmp_path: Path) -> None:
-    deal(secure_config(tmp_path), tmp_path, 1)
+def test_a_node_that_waits_for_its_superlink_can_be_stopped(tmp_path: Path) -> None:
+    write_shards(secure_config(tmp_path), tmp_path, 1)
     stop = StopRequest()
     stop.name = "SIGINT"
     with pytest.raises(Interrupted):
-        deployment.serve_node(
+        deployment.run_node(
             tmp_path,
             "node-0",
             Connection("127.0.0.1:1", insecure=True),
@@ -91,16 +92,16 @@ def test_a_secure_run_needs_a_node_for_every_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
     config = secure_config(tmp_path)
-    deal(config, tmp_path, nodes)
+    write_shards(config, tmp_path, nodes)
     monkeypatch.setenv(SERVER_SHARD, str(tmp_path / "server"))
     homes = {i: {apps.SHARD: str(tmp_path / node_name(i))} for i in range(nodes)}
     grid = InProcessGrid(apps.client, homes)  # type: ignore[arg-type]
     if nodes == CLIENTS:
-        with opened_crowd(config, StopRequest(), grid) as (crowd, _):
-            assert crowd is not None
+        with open_session(config, StopRequest(), grid) as session:
+            assert session.data.partition is not None
     else:
         with (
             pytest.raises(FedlensError, match=f"fedlens flower partition … --nodes {CLIENTS}`"),
-            opened_crowd(config, StopRequest(), grid),
+            open_session(config, StopRequest(), grid),
         ):
             pass

@@ -14,22 +14,24 @@ import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.federated.client import LocalRules, Task, Trainer, Update
+from fedlens.federated.client import LocalTraining, Trainer
 from fedlens.federated.engines.parallel import ATTEMPTS, Parallel
 from fedlens.federated.engines.serial import Serial
+from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.params import Params
-from tests.federated.worlds import answers, network, rules, tasks, world
+from tests.federated.small import answers, examples, local_training, network, shards, tasks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="stand-ins live on by forking")
 
 SEED = 2
-ASKED = tasks([3, 8, 5, 4, 7, 2, 6, 5], steps=[1, 9, 2, 4, 3, 8, 1, 2])
-GIVEN = rules(momentum=0.9, step={"dropout": 0.2})
-Train = Callable[[Trainer, Task, Params], Update]
+SIZES = [3, 8, 5, 4, 7, 2, 6, 5]
+ASKED = tasks(SIZES, steps=[1, 9, 2, 4, 3, 8, 1, 2])
+GIVEN = local_training(momentum=0.9, step={"dropout": 0.2})
+Train = Callable[[Trainer, ClientTask, Params], ClientUpdate]
 
 
-def trainer(given: LocalRules = GIVEN) -> Trainer:
-    return Trainer(network(), world(), given, SEED)
+def trainer(given: LocalTraining = GIVEN) -> Trainer:
+    return Trainer(network(), examples(), shards(SIZES).shard, given, SEED)
 
 
 def start() -> dict[str, torch.Tensor]:
@@ -50,7 +52,7 @@ def parallel() -> Iterator[Open]:
     """Engines that are closed whatever happens."""
     opened: list[Parallel] = []
 
-    def make(workers: int = 2, given: LocalRules = GIVEN) -> Parallel:
+    def make(workers: int = 2, given: LocalTraining = GIVEN) -> Parallel:
         opened.append(Parallel(trainer(given), workers=workers, threads=1))
         return opened[-1]
 
@@ -59,11 +61,11 @@ def parallel() -> Iterator[Open]:
         engine.close()
 
 
-def stand_in(patch: pytest.MonkeyPatch, before: Callable[[Task], None]) -> None:
-    """Workers hired from now on call `before` when they are about to train a client."""
+def stand_in(patch: pytest.MonkeyPatch, before: Callable[[ClientTask], None]) -> None:
+    """Workers started from now on call `before` when they are about to train a client."""
     real: Train = Trainer.train
 
-    def train(self: Trainer, task: Task, parameters: Params) -> Update:
+    def train(self: Trainer, task: ClientTask, parameters: Params) -> ClientUpdate:
         before(task)
         return real(self, task, parameters)
 
@@ -85,7 +87,7 @@ def test_corrections_and_proximal_terms_reach_the_workers(parallel: Open) -> Non
         )
         for one in ASKED
     ]
-    given = rules(proximal=0.4)
+    given = local_training(proximal=0.4)
     expected = answers(Serial(trainer(given), 1), start(), asked)
     engine = parallel(given=given)
     assert answers(engine, start(), asked) == expected
@@ -130,7 +132,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_else_changes(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def die_once(task: Task) -> None:
+    def die_once(task: ClientTask) -> None:
         marker = tmp_path / str(task.client)
         if task.client in (0, 4) and not marker.exists():
             marker.touch()
@@ -160,7 +162,7 @@ def test_a_worker_that_dies_between_rounds_is_replaced(parallel: Open, expected:
 def test_a_client_that_always_kills_its_worker_ends_the_run_in_words(
     parallel: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def die(task: Task) -> None:
+    def die(task: ClientTask) -> None:
         if task.client == 2:
             with (tmp_path / "deaths").open("a") as log:
                 log.write("x")
@@ -176,7 +178,7 @@ def test_a_client_that_always_kills_its_worker_ends_the_run_in_words(
 def test_an_exception_in_a_worker_reaches_the_caller(
     error: Exception, parallel: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(task: Task) -> None:
+    def fail(task: ClientTask) -> None:
         if task.client == 3:
             raise error
 
@@ -217,7 +219,7 @@ def _runs(pid: int) -> bool:
 def test_workers_end_when_the_main_process_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def dawdle(task: Task) -> None:
+    def dawdle(task: ClientTask) -> None:
         (tmp_path / str(task.client)).touch()
         time.sleep(60)
 
@@ -247,7 +249,8 @@ def within(seconds: float, true: Callable[[], bool]) -> None:
 
 def test_masked_parameters_travel_packed_and_give_the_same_bits() -> None:
     masks = {"backbone.0.weight": torch.arange(48).view(8, 6) % 3 == 0}
-    masked = [Trainer(network(), world(), GIVEN, SEED, masks=masks) for _ in "12"]
+    shard = shards(SIZES).shard
+    masked = [Trainer(network(), examples(), shard, GIVEN, SEED, masks=masks) for _ in "12"]
     packed = params.copy(masked[0].packed())
     assert packed["backbone.0.weight"].shape == (16,)
     engine = Parallel(masked[1], workers=2, threads=1)

@@ -10,5 +10,5 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     pytest.importorskip("flwr")
     from tests.federated.flower import links
 
-    with links.started(tmp_path_factory.mktemp("federation")) as found:
-        yield found
+    with links.started(tmp_path_factory.mktemp("federation")) as started:
+        yield started

@@ -1,6 +1,6 @@
-"""A tiny Flower app: the server does what its settings ask for and prints what it finds.
+"""A tiny Flower app: the server follows the plan in its settings and prints the replies.
 
-As a program, it is a node's resident executor: `echo.py ADDRESS SECRET_FILE`.
+As a program, it is a node's persistent app worker: `echo.py ADDRESS SECRET_FILE`.
 """
 
 import json
@@ -21,15 +21,15 @@ answered = 0
 
 @client.train()
 def double(message: Message, context: Context) -> Message:
-    """Twice the values; a value below zero is too much for it."""
+    """Replies with twice the values; fails if the first value is negative."""
     global answered
     values = message.content.array_records["arrays"]["values"].numpy()
     if values[0] < 0:
-        raise ArithmeticError("there is nothing below zero")
+        raise ArithmeticError("the value is negative")
     answered += 1
-    told = {"pid": os.getpid(), "answered": answered, "text": context.run_config.get("text", "")}
+    info = {"pid": os.getpid(), "answered": answered, "text": context.run_config.get("text", "")}
     arrays = ArrayRecord({"values": Array(2 * values)})
-    return Message(RecordDict({"arrays": arrays, "told": ConfigRecord(told)}), reply_to=message)
+    return Message(RecordDict({"arrays": arrays, "info": ConfigRecord(info)}), reply_to=message)
 
 
 @server.main()
@@ -40,13 +40,13 @@ def main(grid: Grid, context: Context) -> None:
         raise ArithmeticError("the sums do not add up")
     while settings["plan"] == "wait":
         time.sleep(0.1)
-    asked = json.loads(str(settings["values"]))
-    for found in exchange(grid, _node(grid), asked) if asked else ():
-        print(json.dumps(found), flush=True)
+    batches = json.loads(str(settings["values"]))
+    for reply in exchange(grid, _node(grid), batches) if batches else ():
+        print(json.dumps(reply), flush=True)
 
 
-def exchange(grid: Grid, node: int, asked: list[list[float]]) -> list[dict[str, object]]:
-    """All at once; the answers in the order of the questions."""
+def exchange(grid: Grid, node: int, batches: list[list[float]]) -> list[dict[str, object]]:
+    """Sends all messages at once; the replies are in the same order."""
     outgoing = [
         Message(
             RecordDict({"arrays": ArrayRecord({"values": Array(np.array(values))})}),
@@ -54,23 +54,23 @@ def exchange(grid: Grid, node: int, asked: list[list[float]]) -> list[dict[str, 
             message_type=MessageType.TRAIN,
             ttl=60.0,
         )
-        for values in asked
+        for values in batches
     ]
     sent = list(grid.push_messages(outgoing))
-    found: dict[str, dict[str, object]] = {}
+    replies: dict[str, dict[str, object]] = {}
     until = time.monotonic() + 60
-    while len(found) < len(sent) and time.monotonic() < until:
-        for reply in grid.pull_messages([name for name in sent if name not in found]):
-            found[reply.metadata.reply_to_message_id] = _told(reply)
+    while len(replies) < len(sent) and time.monotonic() < until:
+        for reply in grid.pull_messages([name for name in sent if name not in replies]):
+            replies[reply.metadata.reply_to_message_id] = _content(reply)
         time.sleep(0.05)
-    return [found.get(name, {"error": "no answer came"}) for name in sent]
+    return [replies.get(name, {"error": "no reply came"}) for name in sent]
 
 
-def _told(reply: Message) -> dict[str, object]:
+def _content(reply: Message) -> dict[str, object]:
     if reply.has_error():
         return {"error": reply.error.reason}
     values = reply.content.array_records["arrays"]["values"].numpy().tolist()
-    return {"values": values, **reply.content.config_records["told"]}
+    return {"values": values, **reply.content.config_records["info"]}
 
 
 def _node(grid: Grid) -> int:
@@ -78,7 +78,7 @@ def _node(grid: Grid) -> int:
         if nodes := list(grid.get_node_ids()):
             return nodes[0]
         time.sleep(0.1)
-    raise TimeoutError("no node came")
+    raise TimeoutError("no node connected")
 
 
 if __name__ == "__main__":

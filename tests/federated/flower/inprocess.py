@@ -1,4 +1,4 @@
-"""Flower's grid without a network: messages go straight to a ClientApp, under a node's context."""
+"""Flower's grid without a network: messages go directly to a ClientApp with a node's context."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -10,19 +10,21 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-Spoil = Callable[[int, Message, Message], Message | None]  # (node, asked, reply) → what arrives
+Spoil = Callable[[int, Message, Message], Message | None]  # (node, message, reply) → what arrives
 
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 
 def delivered(message: Message, identity: str) -> Message:
-    """As its receiver has it: named, and with a content of its own to do with what it likes."""
+    """The message as it is received: with an id, and with a copy of the content."""
     content = deepcopy(message.content)
-    told = message.metadata
-    asked = Message(content, dst_node_id=told.dst_node_id, message_type=told.message_type)
-    asked.metadata.__dict__["_message_id"] = identity
-    return asked
+    metadata = message.metadata
+    received = Message(
+        content, dst_node_id=metadata.dst_node_id, message_type=metadata.message_type
+    )
+    received.metadata.__dict__["_message_id"] = identity
+    return received
 
 
 class InProcessGrid(Grid):
@@ -33,9 +35,9 @@ class InProcessGrid(Grid):
         self.spoil = spoil
         self.contexts = {
             node: Context(
-                run_id=1, node_id=node, node_config=dict(told), state=RecordDict(), run_config={}
+                run_id=1, node_id=node, node_config=dict(config), state=RecordDict(), run_config={}
             )
-            for node, told in nodes.items()
+            for node, config in nodes.items()
         }
         self.replies: dict[str, Message] = {}
         self.sent: list[tuple[int, Message]] = []
@@ -61,11 +63,11 @@ class InProcessGrid(Grid):
             node, identity = message.metadata.dst_node_id, f"message-{len(self.sent)}"
             self.sent.append((node, message))
             identities.append(identity)
-            asked = delivered(message, identity)
+            received = delivered(message, identity)
             try:
-                reply: Message | None = self.app(asked, self.contexts[node])
+                reply: Message | None = self.app(received, self.contexts[node])
             except Exception as error:
-                reply = Message(Error(code=0, reason=str(error)), reply_to=asked)
+                reply = Message(Error(code=0, reason=str(error)), reply_to=received)
             if reply is not None and self.spoil:
                 reply = self.spoil(node, message, reply)
             if reply is not None:

@@ -1,4 +1,4 @@
-"""A SuperLink and a SuperNode on loopback, without TLS, with the resident executor of `echo`."""
+"""A SuperLink and a SuperNode on loopback, without TLS, with the app worker of `echo`."""
 
 import contextlib
 import os
@@ -12,37 +12,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlens.federated.flower.deployment import submission
-from fedlens.federated.flower.deployment.submission import Connection, Ended, Submitted
+from fedlens.federated.flower.deployment.submission import Connection, RunEnded, SubmittedRun
 
 BIN = Path(sys.executable).parent
-NAME = "tests.federated.flower.echo"
-HERE = Path(__file__).parents[3]
+APP = "tests.federated.flower.echo"
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
 class Link:
     connection: Connection
-    executor: int  # its process
+    worker: int  # the process id of the app worker
 
-    def submit(self, **settings: str | int | float | bool) -> Submitted:
-        told = {"plan": "ask", "values": "[]", **settings}
-        refs = {"client_ref": f"{NAME}:client", "server_ref": f"{NAME}:server"}
-        return submission.submit(self.connection, settings=told, **refs)
+    def submit(self, **settings: str | int | float | bool) -> SubmittedRun:
+        settings = {"plan": "ask", "values": "[]", **settings}
+        refs = {"client_ref": f"{APP}:client", "server_ref": f"{APP}:server"}
+        return submission.submit(self.connection, settings=settings, **refs)
 
-    def run(self, **settings: str | int | float | bool) -> tuple[Ended, list[str]]:
+    def run(self, **settings: str | int | float | bool) -> tuple[RunEnded, list[str]]:
         lines: list[str] = []
         until = time.monotonic() + 90
 
         def check() -> None:
             assert time.monotonic() < until, lines
 
-        ended = submission.follow(self.submit(**settings), say=lines.append, check=check)
+        ended = submission.follow(self.submit(**settings), print_line=lines.append, check=check)
         return ended, lines
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
         return port
 
 
@@ -51,27 +51,21 @@ def started(folder: Path) -> Iterator[Link]:
     link, node = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     secret = folder / "secret"
     secret.write_bytes(os.urandom(32))
-    frozen = "--disable-runtime-dependency-installation"
+    no_install = "--disable-runtime-dependency-installation"
     commands = {
-        "superlink": [BIN / "flower-superlink", "--insecure", frozen, *_at(link)],
+        "superlink": [BIN / "flower-superlink", "--insecure", no_install, *_listen_options(link)],
         "node": [
-            *(BIN / "flower-supernode", "--insecure", "--superlink", link, *_at(node)),
+            *(BIN / "flower-supernode", "--insecure", "--superlink", link, *_listen_options(node)),
             *("--isolation", "process", "--superexec-auth-secret-file", secret),
         ],
-        "executor": [
-            sys.executable,
-            "-m",
-            "tests.federated.flower.echo",
-            node,
-            secret,
-        ],
+        "worker": [sys.executable, "-m", APP, node, secret],
     }
-    surroundings = os.environ | {
+    variables = os.environ | {
         "FLWR_HOME": str(folder),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
     with contextlib.ExitStack() as stack:
         processes = {}
@@ -81,21 +75,21 @@ def started(folder: Path) -> Iterator[Link]:
                 [str(word) for word in command],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=surroundings,
+                env=variables,
                 cwd=folder,
                 start_new_session=True,
             )
             stack.callback(_end, processes[name])
-        _reachable(link)
-        yield Link(Connection(link, insecure=True), processes["executor"].pid)
+        _wait_until_reachable(link)
+        yield Link(Connection(link, insecure=True), processes["worker"].pid)
 
 
-def _at(address: str) -> list[str]:
+def _listen_options(address: str) -> list[str]:
     host, port = address.split(":")
     return ["--host", host, "--port", port]
 
 
-def _reachable(address: str, seconds: float = 60.0) -> None:
+def _wait_until_reachable(address: str, seconds: float = 60.0) -> None:
     host, port = address.split(":")
     until = time.monotonic() + seconds
     while True:
@@ -103,12 +97,12 @@ def _reachable(address: str, seconds: float = 60.0) -> None:
             socket.create_connection((host, int(port)), 1).close()
             return
         except OSError:
-            assert time.monotonic() < until, f"nobody listens at {address}"
+            assert time.monotonic() < until, f"no process listens at {address}"
             time.sleep(0.1)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Politely, then its whole group at once."""
+    """SIGTERM to the process, then SIGKILL to its group."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(5)

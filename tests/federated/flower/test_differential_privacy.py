@@ -1,3 +1,5 @@
+"""Clipping, noise and ε, against closed forms, statistics of samples and `dp_accounting`."""
+
 import math
 from collections.abc import Iterator
 
@@ -25,13 +27,14 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import kstest, norm
 
+from fedlens.errors import FedlensError
 from fedlens.federated.flower.differential_privacy import (
     CLIPPING_NORM,
     PrivacySettings,
-    advice,
-    noised,
-    spent,
-    wrapped,
+    add_noise,
+    delta_warning,
+    privacy_spent,
+    private_training,
 )
 from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, VALUES
 
@@ -42,7 +45,7 @@ LOCAL = PrivacySettings("local", clip_norm=0.5, epsilon=0.5, delta=1e-3)
 
 @pytest.fixture(scope="module", autouse=True)
 def _identity() -> Iterator[None]:
-    """Messages are written by a task, which Flower sets once in a process."""
+    """Flower needs the identity of a task to create messages, and sets it once per process."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_task_id", "_run_id", "_node_id"):
             patch.setattr(TaskIdentity, name, 1)
@@ -63,7 +66,7 @@ def call(settings: PrivacySettings, start: np.ndarray, update: np.ndarray) -> Me
         content = RecordDict({ARRAYS: arrays, METRICS: MetricRecord(metrics)})
         return Message(content, reply_to=message)
 
-    return wrapped(settings, train)(message_of(start, settings.clip_norm), context())
+    return private_training(settings, train)(message_of(start, settings.clip_norm), context())
 
 
 def message_of(start: np.ndarray, clip_norm: float) -> Message:
@@ -78,20 +81,18 @@ def context() -> Context:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 999), st.floats(0.51, 50.0))
-def test_an_update_that_is_too_long_is_shortened_to_the_norm_in_its_own_direction(
-    seed: int, length: float
-) -> None:
+def test_a_large_update_is_scaled_to_the_clipping_norm(seed: int, length: float) -> None:
     draw = np.random.default_rng(seed)
     start, update = draw.normal(size=(2, 40))
     update *= length / np.linalg.norm(update)
-    moved = values_of(call(CENTRAL, start, update)).astype(np.float64) - start.astype(np.float32)
-    assert np.linalg.norm(moved) == pytest.approx(0.5, abs=1e-6)
-    np.testing.assert_allclose(moved, update * 0.5 / length, atol=1e-6)
+    change = values_of(call(CENTRAL, start, update)).astype(np.float64) - start.astype(np.float32)
+    assert np.linalg.norm(change) == pytest.approx(0.5, abs=1e-6)
+    np.testing.assert_allclose(change, update * 0.5 / length, atol=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 999), st.floats(0.001, 0.49))
-def test_an_update_that_is_short_enough_is_left_alone(seed: int, length: float) -> None:
+def test_a_small_update_is_not_changed(seed: int, length: float) -> None:
     draw = np.random.default_rng(seed)
     start, update = draw.normal(size=(2, 40))
     update *= length / np.linalg.norm(update)
@@ -101,88 +102,90 @@ def test_an_update_that_is_short_enough_is_left_alone(seed: int, length: float) 
 
 @pytest.mark.parametrize("start", [0.0, 1e-3, 1.0, 1e6])
 @pytest.mark.parametrize("update", [0.0, 1e-30])  # the square of the second is 0 in float32
-def test_an_update_of_length_zero_is_no_error(start: float, update: float) -> None:
-    begin = np.full(9, start)
+def test_an_update_of_norm_zero_is_not_an_error(start: float, update: float) -> None:
+    parameters = np.full(9, start)
     for chosen in (CENTRAL, LOCAL):
-        reply = call(chosen, begin, np.full(9, update))
+        reply = call(chosen, parameters, np.full(9, update))
         assert not reply.has_error()
         assert np.isfinite(values_of(reply)).all()
-    moved = values_of(call(CENTRAL, begin, np.full(9, update))) - begin.astype(np.float32)
-    assert np.abs(moved).max() <= max(1e-6, np.spacing(np.float32(start)))
-    assert np.count_nonzero(np.abs(moved) > 1e-20) <= 1
+    change = values_of(call(CENTRAL, parameters, np.full(9, update))) - parameters.astype(
+        np.float32
+    )
+    assert np.abs(change).max() <= max(1e-6, np.spacing(np.float32(start)))
+    assert np.count_nonzero(np.abs(change) > 1e-20) <= 1
 
 
-def test_central_privacy_keeps_what_clients_say_of_their_training() -> None:
+def test_central_privacy_keeps_the_training_metrics() -> None:
     reply = call(CENTRAL, np.zeros(4), np.ones(4))
-    told = {"loss": 3.5, "correct": 4, "seen": 8, "num-examples": 20}
-    assert dict(reply.content.metric_records[METRICS]) == told
+    metrics = {"loss": 3.5, "correct": 4, "seen": 8, "num-examples": 20}
+    assert dict(reply.content.metric_records[METRICS]) == metrics
 
 
-def test_local_privacy_withholds_how_well_the_data_are_fitted() -> None:
+def test_local_privacy_hides_the_training_metrics() -> None:
     reply = call(LOCAL, np.zeros(4), np.ones(4))
-    told = {"loss": 0.0, "correct": 0, "seen": 8, "num-examples": 20}
-    assert dict(reply.content.metric_records[METRICS]) == told
+    metrics = {"loss": 0.0, "correct": 0, "seen": 8, "num-examples": 20}
+    assert dict(reply.content.metric_records[METRICS]) == metrics
 
 
-def test_without_privacy_the_client_is_as_it_was() -> None:
+def test_without_privacy_training_is_not_wrapped() -> None:
     def train(message: Message, context: Context) -> Message:
         raise AssertionError
 
-    assert wrapped(PrivacySettings(), train) is train
+    assert private_training(PrivacySettings(), train) is train
 
 
 @pytest.mark.parametrize("chosen", [CENTRAL, LOCAL])
-def test_answers_without_values_pass(chosen: PrivacySettings) -> None:
+def test_replies_without_an_update_are_not_changed(chosen: PrivacySettings) -> None:
     message = message_of(np.zeros(3), 0.5)
-    for answer in (
+    for reply in (
         Message(Error(0, "no disk"), reply_to=message),
         Message(RecordDict({"unprepared": ConfigRecord()}), reply_to=message),
     ):
-        assert wrapped(chosen, lambda m, c, a=answer: a)(message, context()) is answer  # type: ignore[misc]
+        assert private_training(chosen, lambda m, c, r=reply: r)(message, context()) is reply  # type: ignore[misc]
 
 
-def test_local_noise_is_that_of_the_theorem_for_twice_the_norm() -> None:
+def test_local_noise_has_the_sigma_of_the_theorem() -> None:
     update = np.zeros(MANY)
     update[0] = 40.0
-    found = values_of(call(LOCAL, np.zeros(MANY), update))
+    noise = values_of(call(LOCAL, np.zeros(MANY), update))
     sigma = 2 * 0.5 * math.sqrt(2 * math.log(1.25 / 1e-3)) / 0.5
-    assert found[1:].std() == pytest.approx(sigma, rel=0.02)
-    assert abs(found[1:].mean()) < 5 * sigma / math.sqrt(MANY)
-    assert kstest(found[1:] / sigma, norm.cdf).pvalue > 1e-6
+    assert noise[1:].std() == pytest.approx(sigma, rel=0.02)
+    assert abs(noise[1:].mean()) < 5 * sigma / math.sqrt(MANY)
+    assert kstest(noise[1:] / sigma, norm.cdf).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("cohort", [1, 10])
-def test_central_noise_on_the_mean_is_z_times_the_norm_over_the_cohort(cohort: int) -> None:
+def test_central_noise_on_the_mean_has_sigma_zc_over_m(cohort: int) -> None:
     change = {
         "w": torch.full((MANY // 100, 100), 7.0, dtype=torch.float64),
         "scalar": torch.tensor(1.0, dtype=torch.float64),
     }
-    found = noised(change, CENTRAL, cohort=cohort)
+    noisy = add_noise(change, CENTRAL, cohort=cohort)
     sigma = 2.0 * 0.5 / cohort
-    assert {name: (v.shape, v.dtype) for name, v in found.items()} == {
+    assert {name: (v.shape, v.dtype) for name, v in noisy.items()} == {
         name: (v.shape, v.dtype) for name, v in change.items()
     }
-    noise = (found["w"] - 7.0).flatten()
+    noise = (noisy["w"] - 7.0).flatten()
     assert noise.std().item() == pytest.approx(sigma, rel=0.02)
     assert abs(noise.mean().item()) < 5 * sigma / math.sqrt(MANY)
     assert kstest(noise.numpy() / sigma, norm.cdf).pvalue > 1e-6
-    assert found["scalar"] != 1.0
+    assert noisy["scalar"] != 1.0
     assert (change["w"] == 7.0).all()
 
 
 @pytest.mark.parametrize("kind", ["none", "local"])
 def test_the_server_adds_noise_under_central_privacy_only(kind: str) -> None:
     change = {"w": torch.ones(5, dtype=torch.float64)}
-    assert torch.equal(noised(change, PrivacySettings(kind), cohort=3)["w"], change["w"])
+    assert torch.equal(add_noise(change, PrivacySettings(kind), cohort=3)["w"], change["w"])
 
 
-def test_noise_follows_no_seed_and_disturbs_none() -> None:
+def test_noise_depends_on_no_seed_and_changes_no_global_state() -> None:
     change = {"w": torch.zeros(50, dtype=torch.float64)}
     drawn, after = [], []
     for _ in range(2):
         np.random.seed(7)
         torch.manual_seed(7)
-        drawn.append(noised(change, CENTRAL, cohort=1)["w"])
+        drawn.append(add_noise(change, CENTRAL, cohort=1)["w"])
         drawn.append(torch.from_numpy(values_of(call(LOCAL, np.zeros(50), np.ones(50)))).double())
         after.append((np.random.normal(), torch.randn(()).item()))
     assert not torch.isclose(drawn[0], drawn[2]).any()
@@ -203,31 +206,29 @@ def exact(multiplier: float, releases: int, delta: float) -> float:
     return float(brentq(excess, 0.0, 500.0))
 
 
-def total(found: dict[str, float | str], name: str = "epsilon") -> float:
-    value = found[name]
+def total(spent: dict[str, float | str], name: str = "epsilon") -> float:
+    value = spent[name]
     assert isinstance(value, float)
     return value
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(2.0, 1), (4.0, 10), (10.0, 100)])
-def test_epsilon_of_everybody_every_round_bounds_the_exact_one_tightly(
-    z: float, rounds: int
-) -> None:
+def test_epsilon_with_full_participation_is_a_tight_bound(z: float, rounds: int) -> None:
     """One replaced update moves the sum by 2C, so the noise zC is z/2 of what it may move."""
     chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-5)
-    found = spent(chosen, rounds=rounds, cohort=20, clients=20)
+    spent = privacy_spent(chosen, rounds=rounds, cohort=20, clients=20)
     least = exact(z / 2, rounds, 1e-5)
     for name in ("epsilon", "epsilon_secret_cohorts"):
-        assert least <= total(found, name) <= 1.2 * least
+        assert least <= total(spent, name) <= 1.2 * least
 
 
 @pytest.mark.parametrize("rounds", [1, 10, 100])
-def test_local_epsilon_composes_over_the_rounds_a_client_takes_part_in(rounds: int) -> None:
-    found = spent(LOCAL, rounds=1000, cohort=5, clients=500, participations=rounds)
+def test_local_epsilon_composes_over_a_clients_participations(rounds: int) -> None:
+    spent = privacy_spent(LOCAL, rounds=1000, cohort=5, clients=500, participations=rounds)
     least = exact(math.sqrt(2 * math.log(1250)) / 0.5, rounds, 1e-3)
-    assert least <= total(found) <= 1.2 * least
-    assert total(found) <= rounds * 0.5  # less than the releases' own ε summed
-    assert found == spent(LOCAL, rounds=rounds, cohort=1, clients=2)
+    assert least <= total(spent) <= 1.2 * least
+    assert total(spent) <= rounds * 0.5  # less than the releases' own ε summed
+    assert spent == privacy_spent(LOCAL, rounds=rounds, cohort=1, clients=2)
 
 
 def test_epsilon_of_a_sampled_cohort_by_hand() -> None:
@@ -235,12 +236,12 @@ def test_epsilon_of_a_sampled_cohort_by_hand() -> None:
 
     T rounds of it become T·that + ln(1/2) − ln(2δ) (Canonne et al., 2020, proposition 12).
     """
-    found = spent(CENTRAL, rounds=100, cohort=10, clients=100)
+    spent = privacy_spent(CENTRAL, rounds=100, cohort=10, clients=100)
     at_two = 100 * math.log(1 + 0.1**2 * 2 * math.e) + math.log(0.5) - math.log(2 * 1e-3)
     assert at_two == pytest.approx(10.815, abs=1e-3)
-    assert total(found, "epsilon_secret_cohorts") == pytest.approx(at_two, rel=1e-6)
-    assert total(found) == pytest.approx(85.175, abs=1e-3)
-    assert found | {"epsilon": 0.0, "epsilon_secret_cohorts": 0.0} == {
+    assert total(spent, "epsilon_secret_cohorts") == pytest.approx(at_two, rel=1e-6)
+    assert total(spent) == pytest.approx(85.175, abs=1e-3)
+    assert spent | {"epsilon": 0.0, "epsilon_secret_cohorts": 0.0} == {
         "epsilon": 0.0,
         "epsilon_secret_cohorts": 0.0,
         "delta": 1e-3,
@@ -250,28 +251,28 @@ def test_epsilon_of_a_sampled_cohort_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("z", "cohort", "rounds"), [(3.0, 5, 60), (8.0, 30, 25)])
-def test_epsilon_is_that_of_dp_accounting(z: float, cohort: int, rounds: int) -> None:
+def test_epsilon_equals_that_of_dp_accounting(z: float, cohort: int, rounds: int) -> None:
     accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     release = dp_event.GaussianDpEvent(z / 2)
     drawn = dp_event.SampledWithoutReplacementDpEvent(200, cohort, release)
     accountant.compose(dp_event.SelfComposedDpEvent(drawn, rounds))
     chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-4)
-    found = spent(chosen, rounds=rounds, cohort=cohort, clients=200)
-    drawn_by_chance = total(found, "epsilon_secret_cohorts")
-    assert drawn_by_chance == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-9)
+    spent = privacy_spent(chosen, rounds=rounds, cohort=cohort, clients=200)
+    amplified = total(spent, "epsilon_secret_cohorts")
+    assert amplified == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-9)
 
 
-def test_where_sampling_bounds_worse_than_no_sampling_the_better_bound_counts() -> None:
+def test_the_smaller_of_the_bounds_with_and_without_sampling_is_used() -> None:
     chosen = PrivacySettings("central", noise_multiplier=0.2, delta=1e-3)
-    found = spent(chosen, rounds=100, cohort=10, clients=100)
-    assert total(found) == total(found, "epsilon_secret_cohorts")
+    spent = privacy_spent(chosen, rounds=100, cohort=10, clients=100)
+    assert total(spent) == total(spent, "epsilon_secret_cohorts")
 
 
 def test_epsilon_grows_with_rounds_and_cohorts_and_falls_with_noise() -> None:
     def central(z: float = 2.0, rounds: int = 20, cohort: int = 5) -> float:
         chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-3)
-        found = spent(chosen, rounds=rounds, cohort=cohort, clients=100)
-        return total(found, "epsilon_secret_cohorts")
+        spent = privacy_spent(chosen, rounds=rounds, cohort=cohort, clients=100)
+        return total(spent, "epsilon_secret_cohorts")
 
     assert central(rounds=10) < central() < central(rounds=40)
     assert central(cohort=2) < central() < central(cohort=10)
@@ -279,17 +280,17 @@ def test_epsilon_grows_with_rounds_and_cohorts_and_falls_with_noise() -> None:
 
 
 def test_nothing_is_spent_without_privacy_or_rounds() -> None:
-    assert spent(PrivacySettings(), rounds=5, cohort=2, clients=9) == {}
-    assert spent(CENTRAL, rounds=0, cohort=2, clients=9) == {}
+    assert privacy_spent(PrivacySettings(), rounds=5, cohort=2, clients=9) == {}
+    assert privacy_spent(CENTRAL, rounds=0, cohort=2, clients=9) == {}
 
 
-def test_a_delta_of_one_client_or_more_is_advised_against() -> None:
+def test_a_delta_of_one_client_or_more_gives_a_warning() -> None:
     for chosen in (CENTRAL, LOCAL):
-        assert advice(chosen, clients=999) is None
-        said = advice(chosen, clients=1000)
-        assert said is not None
-        assert "privacy.delta=0.0001 or less" in said
-    assert advice(PrivacySettings(delta=0.5), clients=100) is None
+        assert delta_warning(chosen, clients=999) is None
+        warning = delta_warning(chosen, clients=1000)
+        assert warning is not None
+        assert "set delta to 0.0001 or less" in warning
+    assert delta_warning(PrivacySettings(delta=0.5), clients=100) is None
 
 
 @pytest.mark.parametrize(
@@ -302,6 +303,6 @@ def test_a_delta_of_one_client_or_more_is_advised_against() -> None:
         *({"delta": 1.0}, {"delta": 0.0}),
     ],
 )
-def test_settings_that_guarantee_nothing_are_refused(keys: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="is no privacy"):
+def test_settings_without_a_guarantee_are_rejected(keys: dict[str, float]) -> None:
+    with pytest.raises(FedlensError, match=next(iter(keys))):
         PrivacySettings(**{"kind": "local", **keys})  # type: ignore[arg-type]

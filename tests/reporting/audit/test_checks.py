@@ -11,17 +11,17 @@ from fedlens.config import compose
 from fedlens.config.identity import run_name
 from fedlens.reporting.audit.checks import audit
 from fedlens.reporting.study.content import Check
-from fedlens.reporting.study.questions import comparisons, six_models
+from fedlens.reporting.study.questions import comparisons, questions
 from fedlens.reporting.study.runs import Study
-from tests.reporting import worlds
-from tests.reporting.worlds import CENTRAL, NONIID, RIDGE, edit, masked, study_of, write_run
+from tests.reporting import run_records
+from tests.reporting.run_records import CENTRAL, NONIID, RIDGE, edit, masked, study_of, write_run
 
 CHOSEN = "Nothing was chosen on test data"
 DENSITY = "Masks are compared at equal density"
 BUDGET = "Methods are compared at equal budget"
 TUNED = "Methods were tuned alike"
-NUMBERS = "Every number has a run behind it"
-INPUTS = "All runs of a setting saw the same data and weights"
+NUMBERS = "Every number comes from a run"
+INPUTS = "All runs of a setting used the same data and weights"
 SEEDS = "Differences are paired by seed"
 CODE = "The code is on record"
 
@@ -37,14 +37,14 @@ def honest(root: Path) -> Path:
             for lr, validation in ((0.1, 0.5), (0.2, 0.4)):
                 run = write_run(
                     root, {**RIDGE, **changes, "train.lr": lr}, seed=seed, validation=validation,
-                    test=0.5 + 0.01 * seed, name=f"{changes.get('sparse.rule')}-{lr}-s{seed}",
+                    test=0.5 + 0.01 * seed, name=f"{changes.get('sparse.rule.name')}-{lr}-s{seed}",
                 )  # fmt: skip
                 if changes and lr == 0.1 and not seed:
                     found = run
     write_run(root, CENTRAL, name="central")
-    write_run(root, worlds.ALONE, name="alone", trains=False)
+    write_run(root, run_records.HEAD_ONLY, name="alone", trains=False)
     assert found is not None
-    worlds.write_alpha(found)
+    run_records.write_alpha(found)
     return found
 
 
@@ -53,11 +53,8 @@ def checks(root: Path) -> dict[str, Check]:
 
 
 def audited(study: Study) -> dict[str, Check]:
-    tables = []
-    for methods in study.settings.values():
-        six = six_models(methods)
-        tables += [*([six] if six else []), *comparisons(methods)]
-    return {check.title: check for check in audit(study, tables)}
+    tables = [table for methods in study.settings.values() for table in comparisons(methods)]
+    return {check.title: check for check in audit(study, tables, questions())}
 
 
 def test_an_honest_study_passes_every_check(tmp_path: Path) -> None:
@@ -65,8 +62,8 @@ def test_an_honest_study_passes_every_check(tmp_path: Path) -> None:
     found = checks(tmp_path)
     assert set(found) == {CHOSEN, DENSITY, BUDGET, TUNED, NUMBERS, INPUTS, SEEDS, CODE}
     assert [check.violations for check in found.values()] == [[]] * 8
-    assert found[CHOSEN].looked_at.startswith("14 runs, 1 analysis with a choice:")
-    assert found[DENSITY].looked_at.startswith("6 masks in 2 tables")
+    assert found[CHOSEN].scope.startswith("14 runs, 1 analysis with a choice,")
+    assert found[DENSITY].scope.startswith("6 masks in 2 tables")
     assert found[TUNED].remarks == [
         "The six models of the study, dense: candidates by row: central 1, FedAvg, IID 2"
     ]
@@ -97,7 +94,7 @@ def alpha(key: str, value: Any) -> Callable[[Path], None]:
 def another_round(run: Path) -> None:
     """Round 1, whole with its validation accuracy, though round 2 was better."""
     choice("unit", 1)(run)
-    result("validation", worlds.journal(run)[0]["validation"])(run)
+    result("validation", run_records.journal(run)[0]["validation"])(run)
 
 
 def another_round_called_the_last(run: Path) -> None:
@@ -106,22 +103,22 @@ def another_round_called_the_last(run: Path) -> None:
 
 
 def one_round_fewer(run: Path) -> None:
-    worlds.write_journal(run, worlds.journal(run)[:1])
+    run_records.write_journal(run, run_records.journal(run)[:1])
     another_round(run)
     result("units", 1)(run)
 
 
 def fewer_clients(run: Path) -> None:
-    records = worlds.journal(run)
+    records = run_records.journal(run)
     for record in records:
         record["participants"] = [0]
-    worlds.write_journal(run, records)
+    run_records.write_journal(run, records)
 
 
 def better_validation_in_the_journal(run: Path) -> None:
-    records = worlds.journal(run)
+    records = run_records.journal(run)
     records[0]["validation"]["top1"] = 0.99
-    worlds.write_journal(run, records)
+    run_records.write_journal(run, records)
 
 
 def longer_than_its_journal(run: Path) -> None:
@@ -130,30 +127,30 @@ def longer_than_its_journal(run: Path) -> None:
 
 def cut_to_the_same_end(run: Path) -> None:
     """A round is missing in the middle of the journal, which still ends where it should."""
-    records = worlds.journal(run)
-    worlds.write_journal(run, records[1:])
+    records = run_records.journal(run)
+    run_records.write_journal(run, records[1:])
 
 
 FALSIFIED: list[tuple[str, Callable[[Path], None], str]] = [
-    (CHOSEN, another_round, "round 2 was best on validation, round 1 met the test split"),
-    (CHOSEN, another_round_called_the_last, "round 2 was best"),
+    (CHOSEN, another_round, "round 2 was the best on validation, but round 1 was tested"),
+    (CHOSEN, another_round_called_the_last, "round 2 was the best"),
     (CHOSEN, choice("chosen_on", "test"), "chosen on test"),
-    (CHOSEN, result("choice.parameters", "other"), "another choice"),
-    (CHOSEN, lambda run: (run / "choice.json").unlink(), "no record of its choice"),
-    (CHOSEN, better_validation_in_the_journal, "round 1 was best"),
+    (CHOSEN, result("choice.parameters", "other"), "choices in choice.json and result.json differ"),
+    (CHOSEN, lambda run: (run / "choice.json").unlink(), "choice was not recorded"),
+    (CHOSEN, better_validation_in_the_journal, "round 1 was the best"),
     (CHOSEN, result("validation.top1", 0.9), "differ in validation accuracy"),
     (CHOSEN, alpha("chosen", 2), "alpha is not the best on validation"),
     (CHOSEN, alpha("choice.chosen_on", "test"), "alpha was chosen on test"),
     (DENSITY, result("facts.weights_trained", 99), "99 of 1000 weights were trained"),
     (DENSITY, result("facts.weights_trained", 99), "unequal masks"),
-    (DENSITY, lambda run: edit(run / "masks.json", "all.trained", 99), "another count"),
+    (DENSITY, lambda run: edit(run / "masks.json", "all.trained", 99), "mask and result differ"),
     (BUDGET, one_round_fewer, "1 of 2 rounds"),
     (BUDGET, one_round_fewer, "4 steps"),
     (BUDGET, cut_to_the_same_end, "1 of 2 rounds"),
     (BUDGET, fewer_clients, "1 clients"),
     (NUMBERS, result("test.top1", 0.9), "not the mean over classes"),
-    (NUMBERS, result("test.top1", 0.9), "alpha remembers another test accuracy"),
-    (NUMBERS, longer_than_its_journal, "journal does not end"),
+    (NUMBERS, result("test.top1", 0.9), "alpha analysis has a different test accuracy"),
+    (NUMBERS, longer_than_its_journal, "end at different units"),
     (NUMBERS, manifest("seed", 5), "manifest and its config differ in seed"),
     (NUMBERS, result("mask_rule", "magic"), "result and its config differ in mask_rule"),
     (NUMBERS, result("partition.name", "classes"), "differ in partition"),
@@ -191,13 +188,13 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
 def test_seeds_that_ended_in_the_same_parameters_are_one(tmp_path: Path) -> None:
     honest(tmp_path)
     first, second = tmp_path / "random-0.1-s0", tmp_path / "random-0.1-s1"
-    choice("parameters", worlds.load(first / "choice.json")["parameters"])(second)
+    choice("parameters", run_records.load(first / "choice.json")["parameters"])(second)
     assert "ended in the same parameters" in checks(tmp_path)[SEEDS].violations[0]
 
 
 def test_code_that_nothing_names_is_found(tmp_path: Path) -> None:
     run = honest(tmp_path)
-    session = worlds.load(run / "manifest.json")["sessions"][0]
+    session = run_records.load(run / "manifest.json")["sessions"][0]
     manifest("sessions", [{**session, "git": None}])(run)
     found = checks(tmp_path)[CODE]
     assert found.passed
@@ -208,7 +205,7 @@ def test_code_that_nothing_names_is_found(tmp_path: Path) -> None:
 
 def test_other_versions_and_a_changed_tree_are_remarked(tmp_path: Path) -> None:
     run = honest(tmp_path)
-    session = worlds.load(run / "manifest.json")["sessions"][0]
+    session = run_records.load(run / "manifest.json")["sessions"][0]
     versions = {**session["versions"], "torch": "3"}
     manifest("sessions", [{**session, "git": "abc+changes", "versions": versions}])(run)
     assert checks(tmp_path)[CODE].remarks == [
@@ -243,8 +240,8 @@ def test_a_better_rate_with_fewer_seeds_is_remarked(tmp_path: Path) -> None:
         write_run(tmp_path, {**changes, "train.lr": 0.2}, validation=validation)
     said = [r for r in checks(tmp_path)[TUNED].remarks if r.startswith("Heterogeneity")]
     assert said == [
-        "Heterogeneity, IID / J=4: another of fewer seeds was better on validation in those they "
-        "share"
+        "Heterogeneity, IID / J=4: a method with fewer seeds is better on validation over the "
+        "shared seeds"
     ]
 
 
@@ -252,15 +249,15 @@ def test_a_choice_without_validation_is_a_violation(tmp_path: Path) -> None:
     for lr in (0.1, 0.2):
         for changes in ({}, NONIID):
             run = write_run(tmp_path, {**changes, "train.lr": lr})
-            records = worlds.journal(run)
+            records = run_records.journal(run)
             for record in records:
                 del record["validation"]
-            worlds.write_journal(run, records)
+            run_records.write_journal(run, records)
             edit(run / "result.json", "validation", None)
             choice("chosen_on", "last")(run)
     found = checks(tmp_path)
     assert found[CHOSEN].passed
-    assert any("no validation accuracy to choose 2 by" in v for v in found[TUNED].violations)
+    assert any("2 methods without a validation accuracy" in v for v in found[TUNED].violations)
 
 
 def test_an_early_stop_is_remarked_where_it_makes_budgets_differ(tmp_path: Path) -> None:
@@ -287,14 +284,14 @@ def test_the_last_round_may_round_a_budget_up(tmp_path: Path) -> None:
 def test_the_last_parameters_are_those_of_the_last_round(tmp_path: Path) -> None:
     for changes in ({}, NONIID):
         run = write_run(tmp_path, {**changes, "evaluate.select": "last"}, validation=[0.6, 0.5])
-        last = worlds.journal(run)[1]["validation"]
+        last = run_records.journal(run)[1]["validation"]
         choice("unit", 2)(run)
         choice("chosen_on", "last")(run)
         result("validation", last)(run)
     assert checks(tmp_path)[CHOSEN].passed
     choice("unit", 1)(run)
     found = checks(tmp_path)[CHOSEN].violations
-    assert any("round 2 was the last, round 1 met the test split" in said for said in found)
+    assert any("round 2 was the last, but round 1 was tested" in said for said in found)
 
 
 def test_a_tie_on_validation_goes_to_the_earlier_round(tmp_path: Path) -> None:
@@ -332,33 +329,33 @@ def test_single_seeds_and_partly_shared_ones_are_remarked(tmp_path: Path) -> Non
 def test_runs_that_are_not_finished_are_remarked(tmp_path: Path) -> None:
     write_run(tmp_path, seed=0)
     (write_run(tmp_path, seed=1) / "result.json").unlink()
-    assert "unfinished, and counting for nothing: 1 run" in checks(tmp_path)[CODE].remarks
+    assert "unfinished and not in any table: 1 run" in checks(tmp_path)[CODE].remarks
 
 
 def test_a_config_is_the_one_its_run_was_named_by(tmp_path: Path) -> None:
     written = write_run(tmp_path)
-    rewrite(written / "config.yaml", lambda told: told["run"].update(name=None))
+    rewrite(written / "config.yaml", lambda config: config["run"].update(name=None))
     named = written.rename(tmp_path / run_name(compose.load(written / "config.yaml")))
     edit(named / "manifest.json", "name", named.name)
     assert checks(tmp_path)[NUMBERS].passed
-    rewrite(named / "config.yaml", lambda told: told["train"].update(lr=0.5))
+    rewrite(named / "config.yaml", lambda config: config["train"].update(lr=0.5))
     assert checks(tmp_path)[NUMBERS].violations == [
-        f"{named.name}: its config is not the one it was named by"
+        f"{named.name}: its name does not belong to its config"
     ]
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    change(told)
-    path.write_text(yaml.safe_dump(told), encoding="utf-8")
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    change(config)
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
 def test_an_untrained_start_that_was_best_is_told(tmp_path: Path) -> None:
     edit(write_run(tmp_path, RIDGE) / "result.json", "choice.unit", 0)
     write_run(tmp_path, {**RIDGE, **masked()})
-    told = checks(tmp_path)[NUMBERS].remarks
-    assert told
-    assert all("was best on validation in 1 of 1 seed" in said for said in told)
+    remarks = checks(tmp_path)[NUMBERS].remarks
+    assert remarks
+    assert all("the best on validation in 1 of 1 seed" in said for said in remarks)
 
 
 def test_copies_that_differ_in_what_they_keep_are_one_candidate(tmp_path: Path) -> None:
@@ -367,7 +364,7 @@ def test_copies_that_differ_in_what_they_keep_are_one_candidate(tmp_path: Path) 
     write_run(tmp_path, {**masked(), "federated.keep_updates": 1, "experiment": "another"})
     found = checks(tmp_path)[TUNED]
     assert found.violations == []
-    assert any(said.startswith("learning rates as given") for said in found.remarks)
+    assert any(said.startswith("no other learning rates") for said in found.remarks)
 
 
 def test_inputs_without_a_hash_are_told(tmp_path: Path) -> None:

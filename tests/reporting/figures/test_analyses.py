@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedlens.errors import FedlensError
 from fedlens.reporting.figures.analyses import draw
-from fedlens.reporting.terminal.analyses import analysis_page, methods_table
+from fedlens.reporting.terminal.analyses import analysis_page
 
 Row = dict[str, Any]
 
@@ -203,7 +203,7 @@ def test_the_chosen_candidate_is_marked_and_tested() -> None:
     assert "test 62.50%" in said
     assert "as trained test 55.00%, validation 50.00%" in said
     assert "barrier 1.0000 above the chord, in validation loss" in said
-    assert "mind the best α is the largest tried: widen the grid" in said
+    assert "note the best α is the largest tried: widen the grid" in said
     assert not any(line.startswith("mind") for line in lines({**RECORDS["alpha"], "chosen": 2}))
 
 
@@ -213,7 +213,7 @@ def test_target_and_control_stand_beside_the_accuracy() -> None:
     assert "edits client 3 × 0, client 5 × -1" in said
     assert "test 62.50% (target 12.50%, control 60.00%)" in said
     assert not any(line.startswith("mind") for line in said)
-    said = "mind the model as trained is of round 4, the one edited of round 3"
+    said = "note the model as trained is from round 4, the edited one from round 3"
     assert said in lines(forgotten())
     assert "→ asked for 1.0000 45.00% 12.50% –" in lines(edited(control=None))
 
@@ -222,7 +222,9 @@ def test_what_was_left_out_and_what_may_mislead_is_said() -> None:
     record = along(splits_differ=True, left_out=[{"alpha": 9.0}])
     said = lines(record)
     assert "left out α = 9: its loss is not finite" in said
-    assert "mind a run may have trained on images held out here: seeds differ" in said
+    assert (
+        "note seeds differ: a run may have trained on images held out for validation here" in said
+    )
 
 
 def test_interference_in_numbers() -> None:
@@ -233,13 +235,6 @@ def test_interference_in_numbers() -> None:
     assert "1.5 0.0% 33.3% 66.7% 100.0%" in said
     assert "sign conflict of all clients 87.50%" in said
     assert not any("cosine" in line for line in lines(interfering(clients=13)))
-
-
-def test_methods_are_listed_with_their_papers() -> None:
-    console = Console(width=160)
-    with console.capture() as capture:
-        console.print(methods_table({"ties": ("signs [elected]", "Yadav et al., 2023")}))
-    assert "ties    signs [elected]  Yadav et al., 2023" in capture.get()
 
 
 def test_drawing_loads_neither_torch_nor_pyplot() -> None:

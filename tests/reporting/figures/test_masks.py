@@ -71,9 +71,9 @@ def test_the_table_has_every_density_and_the_totals() -> None:
     cells = [line.split() for line in printed(density_table(record()))]
     assert cells == [
         ["density", "in", "%", *KINDS, "all"],
-        ["embedding", "25.00", "—", "—", "25.00"],
-        ["block", "0", "—", "0", "0", "0"],
-        ["block", "1", "—", "50.00", "8.00", "18.50"],
+        ["embedding", "25.00", "–", "–", "25.00"],
+        ["block", "0", "–", "0", "0", "0"],
+        ["block", "1", "–", "50.00", "8.00", "18.50"],
         ["all", "25.00", "25.00", "4.00", "10.00"],
     ]
 
@@ -145,7 +145,7 @@ def test_one_mask_is_drawn_with_its_numbers(tmp_path: Path) -> None:
     ):
         assert f"<!-- {word}" in text
     # 25 %: a cell, its layer's bar and its kind's, and the bar of q; 0: two cells and a layer's bar
-    counts = {"25.0": 4, "0": 3, "50.0": 1, "8.00": 1, "18.5": 1, "4.00": 1, "—": 4}
+    counts = {"25.0": 4, "0": 3, "50.0": 1, "8.00": 1, "18.5": 1, "4.00": 1, "–": 4}
     assert {word: text.count(f"<!-- {word} -->") for word in counts} == counts
     assert "all: 10.0%" in text
 
@@ -190,7 +190,7 @@ def test_numbers_in_cells_keep_digits_that_count() -> None:
     from fedlens.reporting.figures.masks import _percent
 
     said = {0.99996: "100", 0.0996: "10", 0.0344: "3.4", 0.00321: "0.32", 0.0003: "0.03"}
-    said |= {0.00004: "<0.01", 0.0: "0", float("nan"): "—"}
+    said |= {0.00004: "<0.01", 0.0: "0", float("nan"): "–"}
     assert {density: _percent(density, 2) for density in said} == said
 
 

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from fedlens.reporting.figures.accuracy import grid_figure, over_seeds
 from fedlens.reporting.figures.learning_curves import arranged, comparable, drawable, parts
-from fedlens.reporting.figures.palette import evenness, looks
+from fedlens.reporting.figures.palette import palette
 from fedlens.reporting.figures.report import figures, write
 from fedlens.reporting.figures.style import COLUMN, TEXT, paper
 from fedlens.reporting.study.content import (
@@ -31,20 +31,23 @@ from fedlens.reporting.study.content import (
     PartitionPicture,
 )
 from fedlens.reporting.study.curves import cell_label
+from fedlens.reporting.study.questions import questions
 
 PARTITIONS = ["IID", "Nc=10", "Nc=1"]
 RULES = [
     "least sensitive", "most sensitive", "lowest magnitude", "highest magnitude", "random",
 ]  # fmt: skip
 ALGORITHMS = ["FedAvg", *(f"algorithm {letter}" for letter in "abcdefghi")]
-TABLES = {  # chapter → rows, columns
-    "headline": (["central", "FedAvg, IID", "FedAvg, Nc=1"], ["dense", "sparse"]),
-    "central": (["everything, linear head", "ridge head alone"], ["accuracy"]),
+QUESTIONS = {one.name: one for one in questions()}
+START = "ridge head, no fine-tuning"
+TABLES = {  # question → rows, columns
+    "six_models": (["central", "FedAvg, IID", "FedAvg, Nc=1"], ["dense", "sparse"]),
+    "central": (["full fine-tuning, linear head", START], ["accuracy"]),
     "schedules": (["constant", "cosine, warm-up 0.1", "linear"], PARTITIONS[:2]),
-    "heads": (["ridge head alone", "linear head only"], PARTITIONS),
+    "heads": ([START, "linear head trained, backbone frozen"], PARTITIONS),
     "heterogeneity": (PARTITIONS, ["J=8"]),
     "local_steps": (PARTITIONS, ["J=4", "J=8", "J=16"]),
-    "mask_rules": (["ridge head alone", "dense", *RULES], PARTITIONS[:2]),
+    "mask_rules": ([START, "dense", *RULES], PARTITIONS[:2]),
     "sparsity": (["dense", "density 0.5", "density 0.1", "density 0.01"], PARTITIONS[:2]),
     "calibration_rounds": (["1 round", "4 rounds", "10 rounds"], PARTITIONS[:1]),
     "algorithms": (ALGORITHMS, PARTITIONS),
@@ -60,13 +63,19 @@ def cell(mean: float, seeds: int = 3) -> Cell:
     )  # fmt: skip
 
 
-def grid(chapter: str, seeds: int = 3) -> Grid:
-    rows, columns = TABLES[chapter]
+LEVELS = {"mask_rules": [START, "dense"], "sparsity": ["dense"]}
+
+
+def grid(question: str, seeds: int = 3) -> Grid:
+    rows, columns = TABLES[question]
     cells: list[list[Cell | None]] = [
         [cell(50 + 3 * down - 2 * across, seeds) for across in range(len(columns))]
         for down in range(len(rows))
     ]
-    return Grid(chapter, chapter, f"Title of {chapter}", "A note.", "", rows, columns, cells)
+    return Grid(
+        question, question, f"Title of {question}", "A note.", "", rows, columns, cells,
+        levels=LEVELS.get(question, []),
+    )  # fmt: skip
 
 
 def curve(label: str, place: int, *, seeds: int = 3) -> Curve:
@@ -89,18 +98,18 @@ def curves(table: Grid, seeds: int = 3) -> CurveSet:
     labels = [
         cell_label(table.rows, table.columns, place)
         for place in product(table.rows, table.columns)
-        if "alone" not in place[0]
+        if place[0] != START
     ]
     return CurveSet(
         name=table.name,
-        chapter=table.chapter,
+        question=table.question,
         title=table.title,
-        unit="epoch" if table.chapter == "central" else "round",
+        unit="epoch" if table.question == "central" else "round",
         curves=[curve(label, place, seeds=seeds) for place, label in enumerate(labels)],
         observations=[
             Observation(label, ["run"], [1, 2, 3], [3.0, 2.0, place], [0.5, None, 0.1], [0.6] * 3)
             for place, label in enumerate(labels)
-            if not label.startswith("central") and table.chapter != "central"
+            if not label.startswith("central") and table.question != "central"
         ],
     )  # fmt: skip
 
@@ -109,14 +118,15 @@ def mask(place: int, rule: str) -> MaskMap:
     density = [[0.2, None], [0.1 * place, 0.0]]
     label = f"{rule}, density 0.1, IID"
     layers, kinds = ["embedding", "block 0"], ["patch", "q"]
-    return MaskMap(f"mask-{place}", label, 10, 100, layers, kinds, density, "run")
+    return MaskMap(f"mask-{place}", rule, label, 10, 100, layers, kinds, density, "run")
 
 
 def partition(place: int, clients: int = 3) -> PartitionPicture:
     one = {"min": 1.0, "mean": 2.0, "max": 3.0}
     summary = dict.fromkeys(("sizes", "classes_per_client", "label_entropy", "emd"), one)
     held = [[4, 0], [0, 4], [2, 2]] if clients == 3 else []
-    return PartitionPicture(f"partition-{place}", f"Nc={place}", clients, 12, summary, held, "run")
+    label = [*PARTITIONS, *(f"Nc={n}" for n in range(2, 9))][place - 1]
+    return PartitionPicture(f"partition-{place}", label, clients, 12, summary, held, "run")
 
 
 def chapter(setting: str = "a setting", seeds: int = 3) -> Chapter:
@@ -138,14 +148,14 @@ def chapter(setting: str = "a setting", seeds: int = 3) -> Chapter:
         curves=[curves(table, seeds) for table in grids],
         masks=[mask(place, RULES[place % 5]) for place in range(1, 9)],
         alphas=[alpha],
-        findings=[Finding("compose-1", "compose", "two runs", [("what", "θ")], "run", record)],
+        findings=[Finding("compose-1", "compose", "two runs", [("model", "θ")], "run", record)],
         partitions=[*(partition(place) for place in range(1, 9)), partition(9, clients=5000)],
         facts={},
     )  # fmt: skip
 
 
 def content(*chapters: Chapter) -> Content:
-    return Content(About(), list(chapters), [], [], {})
+    return Content(About(), questions(), list(chapters), [], [], {})
 
 
 WHOLE = figures(content(chapter()))
@@ -177,7 +187,7 @@ def test_every_table_and_every_set_of_curves_has_its_pictures() -> None:
     assert "local_steps-steps" in kinds["curves"]  # where J differs, and there alone
     assert "mask_rules-steps" not in kinds["curves"]
     # What every method sends alike is no news: only densities differ here.
-    assert kinds["bytes"] == ["headline-bytes", "sparsity-bytes"]
+    assert kinds["bytes"] == ["six_models-bytes", "sparsity-bytes"]
     assert kinds["mask"] == ["masks", *(f"mask-{n}" for n in (5, 1, 2, 3, 4, 6))]
     assert kinds["partition"] == [f"partition-{n}" for n in (1, 3, 4, 6, 7, 9)]
     assert kinds["alpha"] == ["alpha-1"]
@@ -267,20 +277,23 @@ def test_a_thing_has_the_same_look_in_every_picture() -> None:
     assert len({colour for colour, _ in looked}) == len(looked) == 6
 
 
-def test_partitions_are_ordered_by_evenness() -> None:
-    mixed = ["Nc=1", "Dirichlet 0.1", "IID", "Nc=50", "Dirichlet 10", "sizes σ=1", "sizes σ=0.5"]
-    assert sorted(mixed, key=lambda label: evenness(label) or (9, 0)) == [
-        "IID", "sizes σ=0.5", "sizes σ=1", "Dirichlet 10", "Dirichlet 0.1", "Nc=50", "Nc=1",
-    ]  # fmt: skip
-    assert evenness("dense") is None
-    assert looks(content(chapter())).partitions[:2] == ("IID", "Nc=10")
+def test_partitions_have_colours_in_the_order_of_their_pictures() -> None:
+    assert palette(content(chapter())).partitions[:3] == ("IID", "Nc=10", "Nc=1")
 
 
-def test_a_label_that_begins_like_the_six_models_has_a_look_of_its_own() -> None:
-    rows = ["FedAvg", "FedAvg, server step 2", "FedAvg in turns"]
-    same = looks(content(chapter()))
+def test_algorithms_and_models_have_looks_of_their_own() -> None:
+    rows = ["FedAvg", "FedAvg, server learning rate 2", "FedAvg, cyclic client sampling"]
+    same = palette(content(chapter()))
     assert len({same.of(row, rows) for row in rows}) == 3
     assert same.of("FedAvg, IID") == same.of("IID")
+
+
+def test_a_rule_from_outside_the_package_has_a_look_of_its_own() -> None:
+    outside = replace(chapter(), masks=[mask(1, "by a plugin"), mask(2, "random")])
+    same = palette(content(outside))
+    assert same.of("by a plugin") not in {same.of(rule) for rule in RULES}
+    names = [d.caption for d in figures(content(outside)) if d.name == "mask-1"]
+    assert "by a plugin" in names[0]
 
 
 def test_dots_stand_where_the_table_says() -> None:
@@ -292,7 +305,7 @@ def test_dots_stand_where_the_table_says() -> None:
     assert first.get_title() == "IID"
     levels = {line.get_xdata()[0] for line in second.get_lines() if line.get_zorder() == 1}  # type: ignore[index]
     assert levels == {48, 51}
-    assert legend(figure) == ["ridge head alone", "dense training"]
+    assert legend(figure) == [START, "dense training"]
 
 
 def test_density_is_on_a_logarithmic_axis_with_dense_as_a_level() -> None:
@@ -301,16 +314,16 @@ def test_density_is_on_a_logarithmic_axis_with_dense_as_a_level() -> None:
     assert [t.get_text() for t in axes.get_xticklabels()] == ["0.01", "0.1", "0.5"]
     levels = [line for line in axes.get_lines() if line.get_zorder() == 1]
     assert [float(line.get_ydata()[0]) for line in levels] == [50, 48]  # type: ignore[index]
-    assert legend(drawn("sparsity")) == ["IID", "Nc=10", "dense"]
+    assert set(legend(drawn("sparsity"))) == {"IID", "Nc=10", "dense training"}
 
 
 def test_cells_without_a_run_are_left_out() -> None:
-    same = looks(content(chapter()))
+    same = palette(content(chapter()))
     for name in TABLES:
         holes = grid(name)
         holes.cells[-1][-1] = None
         with paper():
-            grid_figure(holes, same).draw_without_rendering()
+            grid_figure(holes, QUESTIONS[name], same).draw_without_rendering()
 
 
 def test_curves_are_panelled_by_one_side_of_the_table() -> None:
@@ -338,21 +351,21 @@ def test_no_picture_has_more_lines_than_one_can_tell_apart() -> None:
 
 
 def test_epochs_do_not_stand_beside_rounds() -> None:
-    table = replace(grid("headline"), columns=["dense"])
+    table = replace(grid("six_models"), columns=["dense"])
     together = {"": {label: curve(label, 0) for label in table.rows}}
     assert list(comparable(together, "rounds")[""]) == ["FedAvg, IID", "FedAvg, Nc=1"]
     assert list(comparable(together, "steps")[""]) == table.rows
-    assert [axes.get_xlabel() for axes in drawn("headline-rounds").axes] == [
+    assert [axes.get_xlabel() for axes in drawn("six_models-rounds").axes] == [
         "epoch", "round", "round",
     ]  # fmt: skip
-    assert drawn("headline-steps").axes[0].get_xlabel() == "steps"
+    assert drawn("six_models-steps").axes[0].get_xlabel() == "steps"
 
 
 def test_over_megabytes_a_curve_begins_with_the_first_message() -> None:
-    found = drawable(curves(grid("headline")), "bytes")
+    found = drawable(curves(grid("six_models")), "bytes")
     assert all(one.megabytes[0] > 0 and len(one.mean) == len(one.megabytes) for one in found)
     assert {one.label.split(",")[0] for one in found} == {"FedAvg"}
-    assert drawn("headline-bytes").axes[0].get_xscale() == "log"
+    assert drawn("six_models-bytes").axes[0].get_xscale() == "log"
 
 
 def test_unknown_measures_have_no_panel_and_gaps_stay_gaps() -> None:
@@ -368,7 +381,7 @@ def test_unknown_measures_have_no_panel_and_gaps_stay_gaps() -> None:
 
 def test_a_mask_map_has_a_number_in_every_cell() -> None:
     said = words(drawn("mask-5"))
-    assert {"20", "50", "0", "—", "embedding", "patch", "density"} <= set(said)
+    assert {"20", "50", "0", "–", "embedding", "patch", "density"} <= set(said)
 
 
 def test_drawing_loads_neither_torch_nor_pyplot() -> None:

@@ -11,7 +11,7 @@ from fedlens.reporting.figures.search import draw, history_figure, importance_fi
 
 SPACE = {
     "train.lr": {"kind": "log", "values": [1e-4, 1.0], "text": "log:0.0001:1.0"},
-    "train.what": {
+    "train.trainable": {
         "kind": "choices", "values": ["full", "last_blocks:2"], "text": "full,last_blocks:2",
     },
     "train.clip_norm": {"kind": "choices", "values": [None, 1.0], "text": "null,1.0"},
@@ -19,7 +19,7 @@ SPACE = {
 
 
 def trial(number: int, state: str, value: float | None, lr: float, what: str) -> dict[str, Any]:
-    params = {"train.lr": lr, "train.what": what, "train.clip_norm": None}
+    params = {"train.lr": lr, "train.trainable": what, "train.clip_norm": None}
     return {"number": number, "state": state, "value": value, "params": params, "curve": []}
 
 
@@ -35,7 +35,7 @@ def record() -> dict[str, Any]:
     ]
     return {
         "experiment": "quickstart", "space": SPACE, "best": 3, "trials": trials,
-        "importance": {"train.lr": 0.7, "train.what": 0.1, "train.clip_norm": 0.2},
+        "importance": {"train.lr": 0.7, "train.trainable": 0.1, "train.clip_norm": 0.2},
     }  # fmt: skip
 
 

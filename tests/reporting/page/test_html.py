@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedlens.reporting.page.html import QUESTIONS, TABS, deepest, distinct, page, share, summary
+from fedlens.reporting.page.html import TABS, deepest, distinct, page, share, summary
 from fedlens.reporting.study.captions import verdict
 from fedlens.reporting.study.content import Author, Cell, Check, Contrast, Curve, CurveSet, Grid
+from fedlens.reporting.study.questions import questions
 from tests.reporting.contents import ABOUT, cell, mask, minimal, rich
 
 NASTY = "<script>alert(1)</script>"
@@ -148,13 +149,13 @@ def test_one_seed_is_labelled_and_has_no_interval() -> None:
     [
         (-1.5, 3, 0.03, "lower"),
         (1.5, 3, 0.0499, "higher"),
-        (-1.5, 3, 0.05, "not decided"),
-        (-1.5, 3, None, "not decided"),
-        (-1.5, 2, 0.0001, "2 seeds decide nothing"),
-        (-9.0, 1, None, "1 seed decides nothing"),
+        (-1.5, 3, 0.05, "not significant"),
+        (-1.5, 3, None, "not significant"),
+        (-1.5, 2, 0.0001, "too few seeds to test"),
+        (-9.0, 1, None, "too few seeds to test"),
     ],
 )
-def test_a_difference_is_decided_below_five_percent_by_three_seeds_or_more(
+def test_a_difference_is_significant_below_five_percent_with_three_seeds_or_more(
     mean: float, count: int, corrected: float | None, said: str
 ) -> None:
     half = 0.5 if count > 1 else None
@@ -164,9 +165,9 @@ def test_a_difference_is_decided_below_five_percent_by_three_seeds_or_more(
 
 def test_differences_are_shown_with_sign_interval_and_verdict() -> None:
     shown = words(page(rich()))
-    assert "least sensitive dense IID −1.18 ± 0.62 3 0.056 not decided" in shown
+    assert "least sensitive dense IID −1.18 ± 0.62 3 0.056 not significant" in shown
     assert "random dense IID −0.66 ± 0.04 3 < 0.001 lower" in shown
-    assert "Nc=1 IID −39.56 1 – 1 seed decides nothing" in shown
+    assert "Nc=1 IID −39.56 1 – too few seeds to test" in shown
 
 
 def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
@@ -177,7 +178,7 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
     cells = [first, *headline.cells[1:]]
     told = replace(content.chapters[0], headline=replace(headline, cells=cells))
     changed = replace(content, chapters=[told])
-    said = "1 of 2 seeds: untrained start was best"
+    said = "best before training in 1 of 2 seeds"
     assert f"40.00 ± 0.42 2 seeds · 307 MB † {said} 41.00" in words(page(changed))
     assert f"from 40.00 % (central, dense; {said}) to" in summary(changed)
     assert said not in words(page(content))
@@ -186,10 +187,10 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
 @pytest.mark.parametrize(
     ("candidates", "said"),
     [
-        ((1, 1), "are as given in the configs; these records hold no choice among several."),
+        ((1, 1), "are those of the configs; these records contain no choice among several."),
         ((1, 4), "In 1 of 2 cells of the tables the method, with its learning rate and weight "
                  "decay, was chosen among several on validation, never on test accuracy; in the "
-                 "others these are as given in the configs."),
+                 "others they are those of the configs."),
         ((2, 4), "chosen among several on validation, never on test accuracy. p-values"),
     ],
 )  # fmt: skip
@@ -201,32 +202,34 @@ def test_a_choice_is_told_only_where_there_was_one(candidates: tuple[int, int], 
 
 
 def test_megabytes_say_what_was_sent_before_the_first_round() -> None:
-    assert "Megabytes are those sent in a run, both ways. " in words(page(rich()))
+    assert "Megabytes are those that a run sends, both ways. " in words(page(rich()))
     content = rich()
     early = [
         Curve(str(sent), [], [0, 2], [0, 8], [sent, 20.0], [40.0, 41.0], [None, None])
         for sent in (15.1544, 7.5)
     ]
-    curves = [CurveSet("six_models", "headline", "Six", "round", early, [])]
+    curves = [CurveSet("six_models", "six_models", "Six", "round", early, [])]
     told = replace(content, chapters=[replace(content.chapters[0], curves=curves)])
-    said = "both ways in rounds, and 7.50 to 15.15 MB up before the first of them, for the head or"
+    said = (
+        "both ways in all rounds, and 7.50 to 15.15 MB up before the first round, for the head or"
+    )
     assert said in words(page(told))
 
 
 def test_an_analysis_is_told_with_its_ties_its_pair_and_chance() -> None:
     content = rich()
     here = content.chapters[0]
-    assert "ties with" not in words(page(content))
+    assert "tied with" not in words(page(content))
     tied = replace(here.alphas[0], accuracy=[50.0, 50.0, 49.0])
     told = words(page(replace(content, chapters=[replace(here, alphas=[tied])])))
-    assert "On validation it ties with α = 0." in told
-    assert "merged clients 3 and 8 sign conflict of 2 clients by chance 50.00%" in told
+    assert "On validation it is tied with α = 0." in told
+    assert "merged clients 3 and 8 sign conflict of 2 clients with random signs 50.00%" in told
 
 
 def test_facts_are_named_in_words() -> None:
     facts: dict[str, list[Any]] = {
         "lr": [0.01],
-        "ridge_lambda": [1.0],
+        "l2": [1.0],
         "batch_size": [32],
         "schedule": ["cosine"],
     }
@@ -237,28 +240,29 @@ def test_facts_are_named_in_words() -> None:
 
 def test_the_summary_says_what_the_records_say() -> None:
     assert summary(rich()) == (
-        "This report is drawn from 3 finished runs in 2 settings, over seeds 0, 1. "
-        "On synthetic, vit_pico at 32 px: The six models of the study, from "
+        "This report is made from 3 finished runs in 2 settings, over seeds 0, 1. "
+        "On synthetic benchmark, vit_pico at 32 px: The six models of the study, from "
         "49.33 % (FedAvg, Nc=1, dense; 3 seeds) to 78.74 % (central, dense; 1 seed); "
-        "of 2 differences between rows of the mask-rule tables, over 3 seeds, 1 is decided "
+        "Mask rules: of 2 differences between rows, over 3 seeds, 1 is significant "
         "(p < 0.05 after Holm's correction, over at least 3 seeds). "
-        "On cifar100, vit_tiny at 160 px: Central baselines, 70.00 % "
-        "(everything, accuracy; 1 seed). The audit found no violation in 2 checks."
+        "On CIFAR-100, vit_tiny at 160 px: Central baselines, 70.00 % "
+        "(full fine-tuning, accuracy; 1 seed). The audit found no violation in 2 checks."
     )
 
 
 def test_a_section_without_data_says_so_in_a_sentence() -> None:
     shown = words(page(minimal()))
+    unanswered = [one.label for one in questions() if not one.headline]
     for sentence in (
-        "None of the six models",
-        "No learning curve is on record",
-        "No runs in this setting compare " + "; ".join(QUESTIONS.values()) + ".",
-        "No mask is on record",
-        "No run of this setting was scaled",
+        "No finished run of this setting is one of the six models",
+        "There are no learning curves",
+        "Questions without runs in this setting: " + "; ".join(unanswered) + ".",
+        "There are no masks",
+        "No α sweep was run",
         "No other analysis",
-        "No round of this setting recorded",
+        "No run of this setting recorded drift",
         "There are no clients in this setting.",
-        "Every run that was found is finished.",
+        "All runs have finished.",
     ):
         assert sentence in shown
 

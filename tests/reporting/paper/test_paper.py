@@ -20,7 +20,7 @@ from fedlens.errors import FedlensError
 from fedlens.reporting import paper
 from fedlens.reporting.figures import report
 from fedlens.reporting.paper import analyses, audit, differences, floats, prose
-from fedlens.reporting.paper.sections import TABLE
+from fedlens.reporting.paper.sections import SECTIONS, sections
 from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import (
     About,
@@ -36,12 +36,13 @@ from fedlens.reporting.study.content import (
     Observation,
     PartitionPicture,
 )
+from fedlens.reporting.study.questions import questions
 from tests.reporting.contents import ABOUT, HERE, cell, chapter, minimal, rich
 
 NASTY = r"100% & $x_1$ #~^\{} <|> α λ × − σ ≥ é ł ß 中"
 PAGES = 8
 Cells = list[list[Cell | None]]
-EMPTY = Content(About(), [], [], [], {})
+EMPTY = Content(About(), questions(), [], [], [], {})
 needs_latexmk = pytest.mark.skipif(not shutil.which("latexmk"), reason="latexmk is not installed")
 
 
@@ -266,7 +267,7 @@ def test_numbers_are_printed_as_told(value: float, decimals: int | None, text: s
 LOSS = Contrast("random", "dense", "IID", -1.49, 0.5, 3, 0.006, 0.03)
 GAIN = replace(LOSS, row="ridge", mean=2.25, corrected=0.0004)
 OPEN = replace(LOSS, row="least sensitive", mean=-1.18, half=0.62, corrected=0.056)
-ALONE = replace(LOSS, row="lowest", mean=-0.32, half=None, count=1, p=None, corrected=None)
+SINGLE = replace(LOSS, row="lowest", mean=-0.32, half=None, count=1, p=None, corrected=None)
 
 
 def compared(*contrasts: Contrast, columns: tuple[str, ...] = ("IID",)) -> Grid:
@@ -278,10 +279,10 @@ def compared(*contrasts: Contrast, columns: tuple[str, ...] = ("IID",)) -> Grid:
 def test_a_difference_is_stated_only_if_its_corrected_p_decides_it() -> None:
     (said,) = differences.contrasts(compared(LOSS, GAIN, OPEN))
     assert said == (
-        r"Against \emph{dense}, over 3 seeds, \emph{random} costs 1.49 $\pm$ 0.50 points "
+        r"Against \emph{dense}, over 3 seeds, \emph{random} loses 1.49 $\pm$ 0.50 points "
         r"($p$ = 0.030); "
-        r"\emph{ridge} gains 2.25 $\pm$ 0.50 points ($p$ = 0.0004); the difference is not decided "
-        r"by these data for \emph{least sensitive} ($-$1.18 $\pm$ 0.62)."
+        r"\emph{ridge} gains 2.25 $\pm$ 0.50 points ($p$ = 0.0004); the difference is not "
+        r"significant for \emph{least sensitive} ($-$1.18 $\pm$ 0.62)."
     )
 
 
@@ -293,24 +294,24 @@ def test_columns_within_a_row_are_told_apart_from_rows_within_a_column() -> None
                 [skew, steps])  # fmt: skip
     (straight,) = differences.contrasts(grid)
     assert straight.startswith(
-        r"Against \emph{IID} under J=4, over 3 seeds, \emph{Nc=1} costs 8.50"
+        r"Against \emph{IID} under J=4, over 3 seeds, \emph{Nc=1} loses 8.50"
     )
     (turned,) = differences.contrasts(grid, turned=True)
-    assert turned.startswith(r"Against \emph{J=4} under Nc=1, over 3 seeds, \emph{J=16} costs 7.5")
+    assert turned.startswith(r"Against \emph{J=4} under Nc=1, over 3 seeds, \emph{J=16} loses 7.5")
     told = chapter(HERE, grids=[grid])
-    assert turned in TABLE["steps"].sentences(told)
-    assert straight in TABLE["heterogeneity"].sentences(told)
+    assert turned in SECTIONS["steps"].sentences(told)
+    assert straight in SECTIONS["heterogeneity"].sentences(told)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0, 1), st.floats(-9, 9).filter(lambda mean: abs(mean) > 0.01))
-def test_costs_and_gains_need_a_p_below_the_limit(p: float, mean: float) -> None:
+def test_losses_and_gains_need_a_p_below_the_limit(p: float, mean: float) -> None:
     grid = compared(replace(LOSS, mean=mean, p=p, corrected=p))
     said = " ".join([*differences.contrasts(grid), differences.verdict(grid)])
-    claimed = {word for word in ("costs", "gains") if f" {word} " in said}
-    expected = {"costs" if mean < 0 else "gains"} if p < 0.05 else set()
+    claimed = {word for word in ("loses", "gains") if f" {word} " in said}
+    expected = {"loses" if mean < 0 else "gains"} if p < 0.05 else set()
     assert claimed == expected
-    assert ("not decided" in said) == (p >= 0.05)
+    assert ("significant for" in said) == (p >= 0.05)
 
 
 def test_a_p_below_the_limit_is_printed_below_it() -> None:
@@ -319,17 +320,17 @@ def test_a_p_below_the_limit_is_printed_below_it() -> None:
     assert differences.p_value(replace(LOSS, corrected=0.00002)) == "$p$ = 0.00002"
 
 
-def test_fewer_than_three_seeds_decide_nothing_and_say_so() -> None:
+def test_fewer_than_three_seeds_are_too_few_to_test() -> None:
     two = replace(LOSS, count=2, corrected=0.0001)
-    for contrasts, opening, values in (
-        ([ALONE], "1 seed decides nothing", r"\emph{lowest} $-$0.32."),
-        ([two], "2 seeds decide nothing", r"\emph{random} $-$1.49 $\pm$ 0.50."),
-        ([ALONE, two], "1 to 2 seeds decide nothing", r"\emph{random} $-$1.49 $\pm$ 0.50."),
+    for contrasts, seeds, values in (
+        ([SINGLE], "1 seed", r"\emph{lowest} $-$0.32."),
+        ([two], "2 seeds", r"\emph{random} $-$1.49 $\pm$ 0.50."),
+        ([SINGLE, two], "1 to 2 seeds", r"\emph{random} $-$1.49 $\pm$ 0.50."),
     ):
         grid = compared(*contrasts)
         (said,) = differences.contrasts(grid)
         assert said.startswith(
-            rf"{opening}; the differences from \emph{{dense}} are, in points: \emph"
+            rf"Differences from \emph{{dense}} in points, over {seeds} (too few seeds to test): "
         )
         assert said.endswith(values)
         assert differences.verdict(grid) == ""
@@ -355,24 +356,24 @@ def test_of_many_columns_the_first_and_the_last_are_spoken_of() -> None:
     assert "under J=8" not in said
 
 
-def test_the_conclusion_counts_what_is_decided() -> None:
+def test_the_conclusion_counts_what_is_significant() -> None:
     assert differences.verdict(compared(LOSS)) == (
-        r"\emph{Rules}: over 3 seeds, \emph{random} costs 1.49 $\pm$ 0.50 points against "
+        r"\emph{Rules}: over 3 seeds, \emph{random} loses 1.49 $\pm$ 0.50 points against "
         r"\emph{dense} ($p$ = 0.030)"
     )
     assert differences.verdict(compared(LOSS, GAIN, OPEN)).startswith(
-        r"\emph{Rules}: of 3 differences over 3 seeds 2 are decided, the largest: "
+        r"\emph{Rules}: of 3 differences over 3 seeds 2 are significant, the largest: "
         r"\emph{ridge} gains 2.25"
     )
     assert differences.verdict(compared(OPEN)) == (
-        r"\emph{Rules}: of 1 difference over 3 seeds none is decided"
+        r"\emph{Rules}: of 1 difference over 3 seeds none is significant"
     )
 
 
 def test_a_difference_in_any_setting_counts_in_the_conclusion(tmp_path: Path) -> None:
     settings = [chapter(name) for name in "abc"] + [chapter("d", grids=[compared(LOSS)])]
-    said = written(Content(ABOUT, settings, [], [], {}), tmp_path)
-    assert "decide none of the questions" not in said
+    said = written(Content(ABOUT, questions(), settings, [], [], {}), tmp_path)
+    assert "none of them can be tested" not in said
     assert r"against \emph{dense} ($p$ = 0.030) (d)." in said
 
 
@@ -382,7 +383,7 @@ def test_values_without_a_paired_test_claim_no_ordering(tmp_path: Path) -> None:
         r"Under IID, test accuracy is \emph{ridge} 70.00\,\% (1 seed) and \emph{linear} 70.00"
         in said
     )
-    assert "No paired test belongs to these numbers: no ordering is claimed." in said
+    assert "These numbers were not compared by a paired test: they support no ordering." in said
 
 
 def test_rows_are_compared_in_a_column_that_they_share() -> None:
@@ -396,7 +397,7 @@ def test_rows_are_compared_in_a_column_that_they_share() -> None:
     apart = replace(table, cells=[[None, ridge], [central, None]])
     assert prose.reached(apart) == (
         r"Under central, test accuracy is \emph{linear} 50.02 $\pm$ 0.42\,\% (2 seeds). "
-        r"Not compared, for want of a run there: \emph{ridge}."
+        r"Without a run there: \emph{ridge}."
     )
 
 
@@ -407,7 +408,7 @@ def test_seeds_are_counted_and_untrained_models_marked_at_every_table() -> None:
     assert r"$51.00 \pm 0.42^{\dagger}$" in placed.body
     assert r"\footnotesize $^{1}$ One seed, no interval. $^{\dagger}$ In some seeds" in placed.body
     assert r"\footnotesize" not in floats.table(compared(LOSS), HERE).body
-    assert "(dense, 2 of 3 seeds: untrained start was best)" in prose.accuracies(
+    assert "(dense, best before training in 2 of 3 seeds)" in prose.accuracies(
         [("dense", cell(50.0, [0, 1, 2], untrained=2))]
     )
 
@@ -415,12 +416,12 @@ def test_seeds_are_counted_and_untrained_models_marked_at_every_table() -> None:
 def test_the_settings_table_tells_rates_schedules_and_calibration(tmp_path: Path) -> None:
     facts: dict[str, list[Any]] = {
         "lr": [0.003, 0.1], "schedule": ["constant", "cosine_x"], "weight_decay": [0.0001],
-        "ridge_lambda": [1.0], "calibration_source": ["clients"],
+        "l2": [1.0], "calibration_source": ["clients"],
         "calibration_examples": [300, "all"],
     }  # fmt: skip
-    said = written(Content(ABOUT, [chapter(HERE, facts=facts)], [], [], {}), tmp_path)
+    said = written(Content(ABOUT, questions(), [chapter(HERE, facts=facts)], [], [], {}), tmp_path)
     for line in (
-        r"Learning rate $\eta$ & 0.003, 0.1 \\", r"Its schedule & constant, cosine\_x \\",
+        r"Learning rate $\eta$ & 0.003, 0.1 \\", r"Learning-rate schedule & constant, cosine\_x \\",
         r"Weight decay $\beta$ & 0.0001 \\", r"Ridge $\lambda$ & 1 \\",
         r"Calibrated on & clients \\", r"Calibration examples & 300, all \\",
     ):  # fmt: skip
@@ -429,7 +430,7 @@ def test_the_settings_table_tells_rates_schedules_and_calibration(tmp_path: Path
 
 
 @pytest.mark.parametrize(("candidates", "said"), [
-    (1, "Learning rates and weight decay are as given in the configs; these records hold no"),
+    (1, "Learning rates and weight decay are those of the configs; these records contain no"),
     (3, "In 4 of 4 cells of the tables the method, with its learning rate and weight decay, was"),
 ])  # fmt: skip
 def test_a_choice_on_validation_is_claimed_only_where_one_was_made(
@@ -437,29 +438,33 @@ def test_a_choice_on_validation_is_claimed_only_where_one_was_made(
 ) -> None:
     grid = compared(LOSS, GAIN, OPEN)
     cells = [[one and replace(one, candidates=candidates) for one in row] for row in grid.cells]
-    content = Content(ABOUT, [chapter(HERE, grids=[replace(grid, cells=cells)])], [], [], {})
+    content = Content(
+        ABOUT, questions(), [chapter(HERE, grids=[replace(grid, cells=cells)])], [], [], {}
+    )
     assert said in written(content, tmp_path)
 
 
 def test_missing_models_are_named() -> None:
     content = rich()
     assert content.chapters[0].headline
-    assert r"No run stands for \emph{central, sparse}." in prose.models(
+    assert r"There is no run of \emph{central, sparse}." in prose.models(
         content.chapters[0].headline
     )
 
 
 def test_a_section_without_data_names_the_suite_that_would_fill_it(tmp_path: Path) -> None:
     said = written(minimal(), tmp_path)
-    for section in TABLE.values():
+    for section in sections(minimal()).values():
         suite = section.suite.replace("_", r"\_")
-        assert rf"No finished run answers this question: \texttt{{fedlens suite {suite}}}" in said
-    assert "they decide none of the questions" in said
+        assert (
+            rf"No finished run answers this question: run \texttt{{fedlens suite {suite}}}" in said
+        )
+    assert "none of them can be tested" in said
 
 
 def test_suites_that_are_named_exist() -> None:
     there = {path.name for path in files("fedlens.config.presets").joinpath("suite").iterdir()}
-    assert {f"{section.suite}.yaml" for section in TABLE.values()} <= there
+    assert {f"{section.suite}.yaml" for section in sections(minimal()).values()} <= there
 
 
 def test_an_alpha_at_the_end_of_its_grid_is_told_with_a_warning() -> None:
@@ -469,12 +474,12 @@ def test_an_alpha_at_the_end_of_its_grid_is_told_with_a_warning() -> None:
     assert (
         r"chose $\alpha$ = 1.5, with a test accuracy of 49.82\,\%; as trained it is 49.56" in said
     )
-    assert "largest tried" in said
-    assert "barrier on the way is 0.2500" in said
-    assert r"On validation this $\alpha$ ties with 0 and 1." in said
+    assert "largest that was tried" in said
+    assert "barrier between both models is 0.2500" in said
+    assert r"On validation this $\alpha$ is tied with 0 and 1." in said
     inner = analyses.scaled(replace(curve, chosen=1.0, accuracy=[1.0, 2.0, 1.0], barrier=None))
-    assert "largest tried" not in inner
-    assert "ties" not in inner
+    assert "largest that was tried" not in inner
+    assert "tied" not in inner
 
 
 def test_what_was_observed_goes_from_the_first_round_to_the_last() -> None:
@@ -504,25 +509,25 @@ def observed_grid(
 
 def test_drift_is_told_of_methods_that_differ_in_one_thing() -> None:
     """The learning rate is another thing: a pair that shares it goes first."""
-    apart, seen_apart = observed_grid("headline", [[0.01, 1.0], [0.001, 0.1]])
+    apart, seen_apart = observed_grid("six_models", [[0.01, 1.0], [0.001, 0.1]])
     alike, seen_alike = observed_grid("local_steps", [[0.3, 0.1], [0.3, 0.2]])
     both = chapter(HERE, headline=apart, grids=[alike], curves=[seen_apart, seen_alike])
-    title, first, last = TABLE["drift"].sentences(both)
+    title, first, last = SECTIONS["drift"].sentences(both)
     assert title == r"From \emph{Of local\_steps}:"
     assert first.startswith(r"For \emph{IID, dense} (1 seed, learning rate 0.3)")
     assert last.startswith(r"For \emph{Nc=1, dense} (1 seed, learning rate 0.3)")
     alone = chapter(HERE, headline=apart, curves=[seen_apart])
-    _, first, last, mind = TABLE["drift"].sentences(alone)
+    _, first, last, mind = SECTIONS["drift"].sentences(alone)
     assert first.startswith(r"For \emph{IID, dense} (1 seed, learning rate 0.01)")
     assert last.startswith(r"For \emph{Nc=1, dense} (1 seed, learning rate 0.001)")
-    assert mind == "Their learning rates differ, and drift with them."
+    assert mind == "Their learning rates differ, which changes drift."
 
 
 def test_drift_is_told_of_the_pair_with_most_seeds_and_of_what_it_shares() -> None:
     few, seen_few = observed_grid("heterogeneity", [[0.3, 0.3], [0.3, 0.3]])
     many, seen_many = observed_grid("local_steps", [[0.1, 0.1], [0.1, 0.1]], 3, "Batch 8.")
     both = chapter(HERE, grids=[few, many], curves=[seen_few, seen_many])
-    title, first, _ = TABLE["drift"].sentences(both)
+    title, first, _ = SECTIONS["drift"].sentences(both)
     assert title == r"From \emph{Of local\_steps} (Batch 8):"
     assert "(3 seeds, learning rate 0.1)" in first
 
@@ -539,17 +544,19 @@ def test_interference_names_its_pair_its_classes_and_chance() -> None:
         "clients": [29, 62, 72], "pair": [29, 62], "round": 4, "sign_conflict_of_all": 0.5,
         "accuracy_merged": [0.35, 0.85], "accuracy_alone": [0.35, 0.8],
     }  # fmt: skip
-    found = Finding("i", "interference", "everything, Nc=1, J=4, seed 0", [], "r", record)
+    found = Finding("i", "interference", "full fine-tuning, Nc=1, J=4, seed 0", [], "r", record)
     told = {"classes_per_client": {"min": 1.0, "mean": 1.0, "max": 1.0}}
     few = PartitionPicture("p", "Nc=1", 3, 30, told, [], "r")
     more = replace(few, label="Nc=10", summary={"classes_per_client": {"min": 3, "max": 10}})
-    (said,) = TABLE["conflicts"].sentences(chapter(HERE, findings=[found], partitions=[more, few]))
+    (said,) = SECTIONS["conflicts"].sentences(
+        chapter(HERE, findings=[found], partitions=[more, few])
+    )
     assert said == (
-        r"Clients 29 and 62 merged (round 4 of one run, \emph{everything, Nc=1, J=4, seed 0}): on "
-        r"validation images of the classes they hold (1 class each), their accuracies are 35.00 "
-        r"and 85.00\,\% merged and 35.00 and 80.00\,\% alone. Signs conflict in 50.00\,\% of the "
-        r"weights that two or more of the round's 3 clients move; signs drawn at random would in "
-        r"75.00\,\%."
+        r"Clients 29 and 62 merged (round 4 of one run, \emph{full fine-tuning, Nc=1, J=4, seed 0})"
+        r": on validation images of the classes they hold (1 class each), their accuracies are "
+        r"35.00 and 85.00\,\% merged and 35.00 and 80.00\,\% alone. Signs conflict in 50.00\,\% of "
+        r"the weights that two or more of the round's 3 clients change; random signs would "
+        r"conflict in 75.00\,\%."
     )
     assert captions.classes(chapter(HERE, partitions=[more]), "x, Nc=10, y") == "3 to 10 classes"
     assert captions.classes(chapter(HERE, partitions=[more]), "x, Nc=1, y") == ""
@@ -566,7 +573,9 @@ def test_rows_that_send_as_much_are_named_together() -> None:
         r"Sent in a run (both ways), for \emph{IID} and \emph{Nc=1}: 8.00\,MB (J=4) and "
         r"4.00\,MB (J=8)."
     )
-    assert r"For \emph{IID}: 8.00\,MB for 50.00\,\% (J=4, 1 seed)" in prose.bought(grid)
+    assert r"For \emph{IID}: 8.00\,MB for 50.00\,\% (J=4, 1 seed)" in prose.accuracy_by_megabytes(
+        grid
+    )
 
 
 def test_long_lists_end_with_how_many_more_there_are() -> None:
@@ -574,7 +583,7 @@ def test_long_lists_end_with_how_many_more_there_are() -> None:
     assert prose.listed(["a", "b"]) == "a and b"
     assert prose.listed(list("abcdefgh")) == "a, b, c, d and 4 more"
     fact = ", ".join(str(n) for n in range(100))
-    said = analyses.told(Finding("m", "merge", "run", [("clients", fact)], "r", {}))
+    said = analyses.analysed(Finding("m", "merge", "run", [("clients", fact)], "r", {}))
     assert len(said) < 200
     assert said.endswith(r", \dots{}.")
 
@@ -599,7 +608,7 @@ def test_violations_are_red_and_a_pass_is_plain(tmp_path: Path) -> None:
 
 def test_of_many_violations_no_check_is_silent() -> None:
     checks = [Check(f"c{n}", "", [f"{n}: fault {k}" for k in range(5)], []) for n in range(4)]
-    told = audit.faults(checks)
+    told = audit.violations(checks)
     assert {fault[0] for fault in told[:-1]} == set("0123")
     assert told[-1] == "14 more violations in the HTML page"
 
@@ -646,7 +655,7 @@ def test_a_figure_of_a_setting_that_is_not_spoken_of_is_left_out(
 ) -> None:
     grids = [replace(compared(LOSS, GAIN, OPEN), name=name) for name in "abc"]
     settings = [chapter(f"setting {grid.name}", grids=[grid]) for grid in grids]
-    content = Content(ABOUT, settings, [], [], {})
+    content = Content(ABOUT, questions(), settings, [], [], {})
     for name, shown in (("a", 1), ("c", 0)):
         figures = tmp_path / name / "figures"
         figures.mkdir(parents=True)
@@ -674,8 +683,8 @@ def test_any_text_can_be_printed(text: str, tex: str) -> None:
 
 
 def test_room_is_shared_out_section_by_section() -> None:
-    given = floats.shared_out({"a": [1, 2, 3], "b": [], "c": [4, 5]}, 3)
-    assert given == {"a": [1, 2], "b": [], "c": [4]}
+    shares = floats.shared_out({"a": [1, 2, 3], "b": [], "c": [4, 5]}, 3)
+    assert shares == {"a": [1, 2], "b": [], "c": [4]}
 
 
 def pages(folder: Path) -> list[int]:
@@ -715,7 +724,7 @@ def test_without_latexmk_the_source_stays_and_a_sentence_says_so(
         paper.compile_pdf(tmp_path)
 
 
-def test_what_tex_leaves_behind_is_removed_and_patience_has_an_end(
+def test_what_tex_leaves_behind_is_removed_and_there_is_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a latexmk that only makes files."""
@@ -731,14 +740,14 @@ def test_what_tex_leaves_behind_is_removed_and_patience_has_an_end(
     assert paper.compile_pdf(out) == out / "report.pdf"
     assert [path.name for path in out.iterdir()] == ["report.pdf"]
     tool.write_text("#!/bin/sh\nexec sleep 5\n")
-    monkeypatch.setattr("fedlens.reporting.paper.compile.PATIENCE", 0.1)
-    with pytest.raises(FedlensError, match="did not end"):
+    monkeypatch.setattr("fedlens.reporting.paper.compile.TIMEOUT_S", 0.1)
+    with pytest.raises(FedlensError, match="did not finish"):
         paper.compile_pdf(out)
 
 
 def test_people_of_one_place_stand_together(tmp_path: Path) -> None:
     people = [Author("Ada", "s1", "Here"), Author("Cy", "s3", "There"), Author("Ben", "", "Here")]
-    content = Content(replace(ABOUT, authors=people), [chapter(HERE)], [], [], {})
+    content = Content(replace(ABOUT, authors=people), questions(), [chapter(HERE)], [], [], {})
     text = written(content, tmp_path)
     assert r"Ada (s1) and Ben\\\textit{Here}" in text
     assert r"Cy (s3)\\\textit{There}" in text

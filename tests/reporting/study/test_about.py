@@ -33,12 +33,12 @@ def test_what_is_not_told_is_as_usual(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("titel: Ours", "unknown key 'titel': did you mean 'title'"),
-        ("authors: Ada", "authors is a list"),
+        ("authors: Ada", "authors must be a list"),
         ("authors: [{id: 1}]", "an author has no name"),
         ("authors: [{name: Ada, email: a}]", "unknown key 'email'"),
-        ("authors: [[Ada]]", "does not map name"),
-        ("title: [a, b]", "title is a line of text"),
-        ("- Ours", "does not map title"),
+        ("authors: [[Ada]]", "must have the keys name"),
+        ("title: [a, b]", "title must be a line of text"),
+        ("- Ours", "must have the keys title"),
         ("title: [", "is not YAML"),
     ],
 )

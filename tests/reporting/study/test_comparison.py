@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.config.schema import CIRCUMSTANCES, keys
+from fedlens.config.schema import RUNTIME_KEYS, keys
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.comparison import (
     CALIBRATION,
     DENSITY,
-    INCIDENTAL,
+    IGNORED_KEYS,
     MASK,
     PARTITION,
     RULE,
@@ -22,18 +22,18 @@ from fedlens.reporting.study.comparison import (
     compare,
     family,
     mask,
-    usual,
+    most_common_group,
 )
 from fedlens.reporting.study.runs import Method
 from fedlens.reporting.study.statistics import difference, holm
-from tests.reporting import worlds
-from tests.reporting.worlds import CENTRAL, NONIID, config_of, masked, methods_of, write_run
+from tests.reporting import run_records
+from tests.reporting.run_records import CENTRAL, NONIID, config_of, masked, methods_of, write_run
 
-FREE = (*TUNED, *INCIDENTAL, *CIRCUMSTANCES, "seed")
+FREE = (*TUNED, *IGNORED_KEYS, *RUNTIME_KEYS, "seed")
 ALL_DECIDES = {**masked(), "partition.name": "classes"}  # federated, calibrated, with an Nc
 BUDGET = ("federated.rounds", "federated.local_step_budget")  # compared as what it comes to
-IDLE = ("train.epochs", "partition.alpha", "partition.sigma")
-LEAVES = [key for key in keys() if not isinstance(worlds.value_at(config_of(), key), dict)]
+IDLE = ("train.epochs",)
+LEAVES = run_records.leaves(config_of(ALL_DECIDES))
 
 
 def within(key: str, others: tuple[str, ...]) -> bool:
@@ -63,17 +63,17 @@ def usual_one(tmp_path_factory: pytest.TempPathFactory) -> Method:
 def test_one_other_key_is_enough_to_stay_out_of_a_table(key: str, usual_one: Method) -> None:
     """But for what is tuned, incidental, a circumstance, or idle in this method."""
     changed = config_of(ALL_DECIDES)
-    worlds.put(changed, key, other(worlds.value_at(changed, key)))
+    run_records.put(changed, key, other(run_records.value_at(changed, key)))
     free = (within(key, FREE) or key in IDLE) and key not in BUDGET
     assert (family(one(changed, usual_one)) == family(usual_one)) is free
 
 
 @pytest.mark.parametrize("axis", [PARTITION, STEPS, RULE, DENSITY, MASK])
 def test_an_axis_frees_its_own_keys_and_no_other(axis: Axis, usual_one: Method) -> None:
-    names = ("partition.name", "sparse.rule")  # which decide what else is idle
+    names = ("partition.name", "sparse.rule.name")  # which decide what else is idle
     for key in set(LEAVES) - {"federated.clients", *BUDGET, *names}:
         changed = config_of(ALL_DECIDES)
-        worlds.put(changed, key, other(worlds.value_at(changed, key)))
+        run_records.put(changed, key, other(run_records.value_at(changed, key)))
         freed = within(key, (*axis.keys, *FREE)) or key in IDLE
         assert (family(one(changed, usual_one), axis) == family(usual_one, axis)) is freed, key
 
@@ -155,14 +155,13 @@ def test_a_cell_of_one_seed_has_no_interval(tmp_path: Path) -> None:
 
 
 def test_a_head_alone_has_no_learning_rate(tmp_path: Path) -> None:
-    write_run(tmp_path, worlds.ALONE, trains=False)
+    write_run(tmp_path, run_records.HEAD_ONLY, trains=False)
     assert cell(methods_of(tmp_path)).lr is None
 
 
 def steps_table(root: Path) -> Any:
     return compare(
-        methods_of(root), PARTITION, STEPS, name="n", chapter="c", title="t", note="",
-        references=["IID"],
+        methods_of(root), PARTITION, STEPS, title="t", references=["IID"],
     )  # fmt: skip
 
 
@@ -210,7 +209,7 @@ def test_two_references_are_contrasted_with_each_other_once(tmp_path: Path) -> N
             write_run(tmp_path, masked(rule), seed=seed, test=test + 0.01 * seed)
         write_run(tmp_path, seed=seed, test=0.5)
     table = compare(
-        methods_of(tmp_path), RULE, PARTITION, name="n", chapter="c", title="t", note="",
+        methods_of(tmp_path), RULE, PARTITION, title="t",
         references=["dense", "random"],
     )  # fmt: skip
     assert [(c.row, c.against) for c in table.grid.contrasts] == [
@@ -226,14 +225,13 @@ def test_two_references_are_contrasted_with_each_other_once(tmp_path: Path) -> N
 def test_a_row_for_all_columns_prefers_runs_of_the_column(tmp_path: Path) -> None:
     for changes, test in (({}, 0.5), (NONIID, 0.4)):
         write_run(tmp_path / "rows", changes, test=test)
-    write_run(tmp_path / "all", worlds.ALONE, trains=False, test=0.2)
+    write_run(tmp_path / "all", run_records.HEAD_ONLY, trains=False, test=0.2)
     ends = {}
     for name in ("one", "two"):
         if name == "two":
-            write_run(tmp_path / "all", {**worlds.ALONE, **NONIID}, trains=False, test=0.3)
+            write_run(tmp_path / "all", {**run_records.HEAD_ONLY, **NONIID}, trains=False, test=0.3)
         table = compare(
-            methods_of(tmp_path / "rows"), Axis("", (), labels.kind, labels.kind), PARTITION,
-            name="n", chapter="c", title="t", note="",
+            methods_of(tmp_path / "rows"), MASK, PARTITION, title="t",
             everywhere=methods_of(tmp_path / "all"), everywhere_label="alone",
         )  # fmt: skip
         assert table.grid.rows == ["alone", "dense"]
@@ -246,7 +244,7 @@ def test_the_usual_group_is_that_in_most_places_then_runs_then_validation(tmp_pa
         return int(method.get("train.batch_size"))
 
     def among() -> set[int]:
-        return {batch(m) for m in usual(methods_of(tmp_path), batch, labels.partition)}
+        return {batch(m) for m in most_common_group(methods_of(tmp_path), batch, labels.partition)}
 
     write_run(tmp_path, {"train.batch_size": 8}, validation=0.6)
     write_run(tmp_path, {"train.batch_size": 16}, validation=0.7)
@@ -255,9 +253,9 @@ def test_the_usual_group_is_that_in_most_places_then_runs_then_validation(tmp_pa
     assert among() == {8}
     write_run(tmp_path, {"train.batch_size": 16, **NONIID}, validation=0.1)
     assert among() == {16}
-    assert usual([], batch, labels.partition) == []
+    assert most_common_group([], batch, labels.partition) == []
 
 
 def test_every_calibration_key_is_one_of_the_config() -> None:
     assert {f"sparse.{key}" for key in CALIBRATION} <= set(keys())
-    assert {*TUNED, *INCIDENTAL} <= set(keys())
+    assert {*TUNED, *IGNORED_KEYS} <= set(keys())

@@ -5,10 +5,13 @@ import pytest
 
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.comparison import Comparison
-from fedlens.reporting.study.questions import comparisons, six_models
-from tests.reporting.worlds import (
-    ALONE,
+from fedlens.reporting.study.content import About
+from fedlens.reporting.study.questions import comparisons
+from tests.reporting.run_records import (
     CENTRAL,
+    CYCLIC,
+    FEDPROX,
+    HEAD_ONLY,
     NONIID,
     RIDGE,
     masked,
@@ -21,65 +24,65 @@ RULES = (
     "least_sensitive", "most_sensitive", "lowest_magnitude", "highest_magnitude", "random",
 )  # fmt: skip
 SLIPS = [  # a run that differs in one of these is another experiment
-    ("train.batch_size", 7), ("train.momentum", 0.5), ("train.nesterov", True),
+    ("train.batch_size", 7), ("train.optimizer.momentum", 0.5), ("train.optimizer.nesterov", True),
     ("train.label_smoothing", 0.1), ("train.clip_norm", 1.0), ("augment.flip", True),
     ("augment.crop_padding", 4), ("federated.local_step_budget", 16), ("federated.rounds", 5),
     ("federated.clients", 20), ("federated.participation", 0.5), ("federated.dropout", 0.1),
-    ("head.dropout", 0.1), ("train.what", "last_blocks:1"), ("backbone.freeze_blocks", 1),
+    ("head.dropout", 0.1), ("train.trainable", "last_blocks:1"), ("backbone.freeze_blocks", 1),
     ("evaluate.select", "last"), ("data.validation", 0.2),
 ]  # fmt: skip
 
 
-def tables(root: Path, chapter: str) -> list[Comparison]:
-    found = [t for methods in study_of(root).settings.values() for t in comparisons(methods)]
-    return [table for table in found if table.grid.chapter == chapter]
+def tables(root: Path, question: str, about: About | None = None) -> list[Comparison]:
+    found = [t for m in study_of(root).settings.values() for t in comparisons(m, about)]
+    return [table for table in found if table.grid.question == question]
 
 
 def names(table: Comparison) -> set[str]:
     return {name for row in table.grid.cells for cell in row if cell for name in cell.runs}
 
 
-def grid_of(root: Path, chapter: str) -> dict[str, Any]:
-    """The setup of one table for each chapter; slips are told from it by one key."""
+def grid_of(root: Path, question: str) -> dict[str, Any]:
+    """The setup of one table for each question; slips are told from it by one key."""
     made: dict[str, list[dict[str, Any]]] = {
         "heterogeneity": [{}, NONIID],
         "local_steps": [{}, {"federated.local_steps": 8}],
         "mask_rules": [{}, masked("random"), masked("least_sensitive")],
         "sparsity": [{}, masked(density=0.1), masked(density=0.5)],
         "calibration_rounds": [masked(), {**masked(), "sparse.rounds": 1}],
-        "algorithms": [{}, {"algorithm.name": "fedprox", "algorithm.proximal": 0.1}],
+        "algorithms": [{}, FEDPROX],
         "under_heads": [{}, RIDGE],
         "schedules": [{"train.schedule.name": "cosine"}, {"train.schedule.name": "constant"}],
     }
-    for changes in made[chapter]:
+    for changes in made[question]:
         write_run(root, changes, validation=0.5)
-    return made[chapter][-1]
+    return made[question][-1]
 
 
-CHAPTERS = (
+QUESTIONS = (
     "heterogeneity", "local_steps", "mask_rules", "sparsity", "calibration_rounds", "algorithms",
     "schedules", "under_heads",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_nothing_slips_into_a_table_that_differs_in_more(chapter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_nothing_slips_into_a_table_that_differs_in_more(question: str, tmp_path: Path) -> None:
     """Each slip is better on validation than the run it would replace."""
-    last = grid_of(tmp_path, chapter)
-    (table,) = tables(tmp_path, chapter)
+    last = grid_of(tmp_path, question)
+    (table,) = tables(tmp_path, question)
     before = names(table)
     for key, value in SLIPS:
         write_run(tmp_path, {**last, key: value}, validation=0.9)
-    (table,) = tables(tmp_path, chapter)
+    (table,) = tables(tmp_path, question)
     assert names(table) == before
     assert all(cell.candidates == 1 for row in table.grid.cells for cell in row if cell)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_learning_rates_compete_in_a_cell(chapter: str, tmp_path: Path) -> None:
-    last = grid_of(tmp_path, chapter)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_learning_rates_compete_in_a_cell(question: str, tmp_path: Path) -> None:
+    last = grid_of(tmp_path, question)
     better = write_run(tmp_path, {**last, "train.lr": 9.0}, validation=0.9, test=0.1)
-    (table,) = tables(tmp_path, chapter)
+    (table,) = tables(tmp_path, question)
     assert better.name in names(table)
     assert sorted(c.candidates for row in table.grid.cells for c in row if c)[-2:] == [1, 2]
 
@@ -109,48 +112,48 @@ def test_mask_rules_stand_beside_dense_training_and_the_head_alone(tmp_path: Pat
             write_run(tmp_path, told, seed=seed, test=0.5 + 0.01 * place)
             write_run(tmp_path, {**told, **NONIID}, seed=seed, test=0.4)
         write_run(tmp_path, RIDGE, seed=seed, test=0.6)
-        write_run(tmp_path, ALONE, seed=seed, test=0.3, trains=False)
+        write_run(tmp_path, HEAD_ONLY, seed=seed, test=0.3, trains=False)
     (table,) = tables(tmp_path, "mask_rules")
     grid = table.grid
     assert grid.title == "Mask rules at density 0.1"
     assert grid.columns == ["IID", "Nc=1"]
     assert grid.rows == [
-        "ridge head alone", "dense", "least sensitive", "most sensitive", "lowest magnitude",
-        "highest magnitude", "random",
+        "ridge head, no fine-tuning", "dense", "least sensitive", "most sensitive",
+        "lowest magnitude", "highest magnitude", "random",
     ]  # fmt: skip
     assert [cell and cell.mean for cell in grid.cells[0]] == pytest.approx([30.0, 30.0])
     assert [cell and cell.mean for cell in grid.cells[1]] == [pytest.approx(60.0), None]
     asked = {(c.row, c.against) for c in grid.contrasts if c.column == "Nc=1"}
-    assert asked == {(row, "ridge head alone") for row in grid.rows[2:]}
+    assert asked == {(row, "ridge head, no fine-tuning") for row in grid.rows[2:]}
     asked = {(c.row, c.against) for c in grid.contrasts if c.column == "IID"}
-    assert ("ridge head alone", "dense") in asked
-    assert ("dense", "ridge head alone") not in asked
+    assert ("ridge head, no fine-tuning", "dense") in asked
+    assert ("dense", "ridge head, no fine-tuning") not in asked
     assert len(asked) == 11
 
 
-@pytest.mark.parametrize("chapter", ["mask_rules", "sparsity", "algorithms", "under_heads"])
-def test_a_partition_with_nothing_to_compare_is_no_column(chapter: str, tmp_path: Path) -> None:
-    grid_of(tmp_path, chapter)
-    before = tables(tmp_path, chapter)[0].grid.columns
+@pytest.mark.parametrize("question", ["mask_rules", "sparsity", "algorithms", "under_heads"])
+def test_a_partition_with_nothing_to_compare_is_no_column(question: str, tmp_path: Path) -> None:
+    grid_of(tmp_path, question)
+    before = tables(tmp_path, question)[0].grid.columns
     write_run(tmp_path, {**NONIID, "partition.classes_per_client": 3})
-    assert tables(tmp_path, chapter)[0].grid.columns == before
+    assert tables(tmp_path, question)[0].grid.columns == before
 
 
 def test_algorithms_are_held_against_averages_with_a_longer_step_too(tmp_path: Path) -> None:
-    longer = {"algorithm.server_lr": 2.0}
-    turns = {"algorithm.name": "turns", "algorithm.cohorts": "turns"}
-    for changes, test in (({}, 0.2), (longer, 0.3), (turns, 0.25), ({**turns, **longer}, 0.5)):
+    longer = {"algorithm.server.lr": 2.0}
+    for changes, test in (({}, 0.2), (longer, 0.3), (CYCLIC, 0.25), ({**CYCLIC, **longer}, 0.5)):
         for seed in (0, 1):
             write_run(tmp_path, changes, seed=seed, test=test + seed / 100)
     (table,) = tables(tmp_path, "algorithms")
     told = {(c.row, c.against): round(c.mean, 6) for c in table.grid.contrasts}
-    long = "server step 2"
+    long = "server learning rate 2"
+    cyclic = "cyclic client sampling"
     assert told == {
         (f"FedAvg, {long}", "FedAvg"): 10,
-        ("FedAvg in turns", "FedAvg"): 5,
-        (f"FedAvg in turns, {long}", "FedAvg"): 30,
-        ("FedAvg in turns", f"FedAvg, {long}"): -5,
-        (f"FedAvg in turns, {long}", f"FedAvg, {long}"): 20,
+        (f"FedAvg, {cyclic}", "FedAvg"): 5,
+        (f"FedAvg, {long}, {cyclic}", "FedAvg"): 30,
+        (f"FedAvg, {cyclic}", f"FedAvg, {long}"): -5,
+        (f"FedAvg, {long}, {cyclic}", f"FedAvg, {long}"): 20,
     }
 
 
@@ -178,10 +181,10 @@ def test_the_backbone_s_local_steps_come_before_those_of_heads(rate: float, tmp_
     for steps in (4, 8):
         told = {"federated.local_steps": steps, "train.lr": rate}
         write_run(tmp_path, told)
-        write_run(tmp_path, {**told, "train.what": "head"})
+        write_run(tmp_path, {**told, "train.trainable": "head"})
     first, second = tables(tmp_path, "local_steps")
-    assert "everything" in first.grid.note.lower()
-    assert "head only" in second.grid.note
+    assert "full fine-tuning" in first.grid.note.lower()
+    assert "backbone frozen" in second.grid.note
 
 
 def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
@@ -189,11 +192,12 @@ def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
 ) -> None:
     for changes, test in (({}, 0.2), (NONIID, 0.1), (RIDGE, 0.6), ({**RIDGE, **NONIID}, 0.5)):
         write_run(tmp_path, changes, test=test)
-    write_run(tmp_path, ALONE, test=0.3, trains=False)
+    write_run(tmp_path, HEAD_ONLY, test=0.3, trains=False)
     write_run(tmp_path, {**RIDGE, **masked("random")}, test=0.9)
     (table,) = tables(tmp_path, "under_heads")
     assert table.grid.rows == [
-        "ridge head alone", "everything, linear head", "everything, ridge head frozen",
+        "ridge head, no fine-tuning", "full fine-tuning, linear head trained jointly",
+        "full fine-tuning, ridge head frozen",
     ]  # fmt: skip
     assert table.grid.columns == ["IID", "Nc=1"]
     means = [[cell and round(cell.mean) for cell in row] for row in table.grid.cells]
@@ -203,9 +207,9 @@ def test_heads_under_which_the_backbone_is_trained_stand_beside_the_head_alone(
 def test_a_head_with_another_lambda_is_not_what_rules_begin_from(tmp_path: Path) -> None:
     for rule in ("random", "least_sensitive"):
         write_run(tmp_path, {**RIDGE, **masked(rule)})
-    write_run(tmp_path, {**ALONE, "head.ridge_lambda": 9.0}, trains=False)
+    write_run(tmp_path, {**HEAD_ONLY, "head.l2": 9.0}, trains=False)
     (table,) = tables(tmp_path, "mask_rules")
-    assert "ridge head alone" not in table.grid.rows
+    assert "ridge head, no fine-tuning" not in table.grid.rows
 
 
 def test_rules_are_shown_as_most_were_calibrated(tmp_path: Path) -> None:
@@ -242,13 +246,13 @@ def test_densities_go_from_dense_down(tmp_path: Path) -> None:
 
 
 def test_heads_on_the_frozen_backbone_agree_in_how_they_are_trained(tmp_path: Path) -> None:
-    head = {"train.what": "head"}
+    head = {"train.trainable": "head"}
     kept = [write_run(tmp_path, {**head, **where}) for where in ({}, NONIID)]
     write_run(tmp_path, {**head, "train.batch_size": 7}, validation=0.9)
     write_run(tmp_path, {**head, "federated.local_steps": 8}, validation=0.9)
-    alone = write_run(tmp_path, ALONE, trains=False)
+    alone = write_run(tmp_path, HEAD_ONLY, trains=False)
     (table,) = tables(tmp_path, "heads")
-    assert table.grid.rows == ["ridge head alone", "linear head only"]
+    assert table.grid.rows == ["ridge head, no fine-tuning", "linear head trained, backbone frozen"]
     assert names(table) == {alone.name, *(run.name for run in kept)}
 
 
@@ -258,7 +262,8 @@ def test_central_baselines_are_in_one_column(tmp_path: Path) -> None:
     write_run(tmp_path)
     (table,) = tables(tmp_path, "central")
     assert table.grid.rows == [
-        "everything, linear head", "everything, linear head, density 0.1, least sensitive",
+        "full fine-tuning, linear head trained jointly",
+        "full fine-tuning, linear head trained jointly, density 0.1, least sensitive",
     ]  # fmt: skip
     assert table.grid.columns == ["accuracy"]
 
@@ -272,8 +277,7 @@ def write_six(root: Path, **common: Any) -> list[str]:
 
 def test_the_six_models_are_one_table(tmp_path: Path) -> None:
     made = write_six(tmp_path)
-    found = six_models(methods_of(tmp_path))
-    assert found is not None
+    (found,) = tables(tmp_path, "six_models")
     assert found.grid.rows == ["central", "FedAvg, IID", "FedAvg, Nc=1"]
     assert found.grid.columns == ["dense", "sparse"]
     assert [cell.runs[0] for row in found.grid.cells for cell in row if cell] == made
@@ -285,12 +289,11 @@ def test_the_six_models_share_federation_and_mask(tmp_path: Path) -> None:
     odd = [
         {"train.batch_size": 7}, {**NONIID, "federated.local_steps": 8}, masked("random"),
         {**NONIID, **masked(density=0.5)}, {**CENTRAL, "train.epochs": 3},
-        {"train.what": "head"}, {"algorithm.name": "fedprox"},
+        {"train.trainable": "head"}, FEDPROX,
     ]  # fmt: skip
     for changes in odd:
         write_run(tmp_path, changes, validation=0.9)
-    found = six_models(methods_of(tmp_path))
-    assert found is not None
+    (found,) = tables(tmp_path, "six_models")
     assert names(found) == set(made)
 
 
@@ -298,18 +301,16 @@ def test_the_skewed_row_is_the_one_asked_for_else_the_most_skewed(tmp_path: Path
     write_six(tmp_path)
     for kind in ({}, masked()):
         write_run(tmp_path, {**NONIID, **kind, "partition.classes_per_client": 5})
-    found = six_models(methods_of(tmp_path))
-    assert found is not None
+    (found,) = tables(tmp_path, "six_models")
     assert found.grid.rows[-1] == "FedAvg, Nc=1"
-    found = six_models(methods_of(tmp_path), "Nc=5")
-    assert found is not None
+    (found,) = tables(tmp_path, "six_models", About(noniid="Nc=5"))
     assert found.grid.rows[-1] == "FedAvg, Nc=5"
 
 
 def test_without_a_trained_backbone_there_is_no_headline(tmp_path: Path) -> None:
-    write_run(tmp_path, {"train.what": "head"})
-    write_run(tmp_path, ALONE, trains=False)
-    assert six_models(methods_of(tmp_path)) is None
+    write_run(tmp_path, {"train.trainable": "head"})
+    write_run(tmp_path, HEAD_ONLY, trains=False)
+    assert tables(tmp_path, "six_models") == []
 
 
 def test_tables_have_names_of_their_own(tmp_path: Path) -> None:
@@ -317,17 +318,20 @@ def test_tables_have_names_of_their_own(tmp_path: Path) -> None:
         for where in ({}, NONIID):
             write_run(tmp_path, {**where, "train.batch_size": batch})
     found = [t.grid.name for t in comparisons(methods_of(tmp_path))]
-    assert found == ["heterogeneity", "heterogeneity-2"]
+    assert found == ["six_models", "heterogeneity", "heterogeneity-2"]
 
 
 def test_the_note_says_what_a_table_shares(tmp_path: Path) -> None:
     grid_of(tmp_path, "heterogeneity")
     (table,) = tables(tmp_path, "heterogeneity")
-    said = "everything, linear head, FedAvg, J=4; 10 clients, 2 a round; batch 64."
-    assert table.grid.note == said
+    shared = (
+        "full fine-tuning, linear head trained jointly, FedAvg, J=4; 10 clients, 2 per round; "
+        "batch 64."
+    )
+    assert table.grid.note == shared
 
 
-def test_a_single_method_has_no_table(tmp_path: Path) -> None:
+def test_a_single_method_is_compared_with_nothing(tmp_path: Path) -> None:
     write_run(tmp_path)
-    assert comparisons(methods_of(tmp_path)) == []
+    assert [t.grid.name for t in comparisons(methods_of(tmp_path))] == ["six_models"]
     assert labels.federated(methods_of(tmp_path)[0])

@@ -5,11 +5,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedlens.config.schema import CIRCUMSTANCES, Config, keys
+from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
 from fedlens.reporting.study.runs import identity, read, setting
-from tests.reporting import worlds
-from tests.reporting.worlds import CENTRAL, RIDGE, config_of, methods_of, put, study_of, write_run
+from tests.reporting import run_records
+from tests.reporting.run_records import (
+    CENTRAL,
+    RIDGE,
+    config_of,
+    leaves,
+    methods_of,
+    put,
+    study_of,
+    write_run,
+)
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_method(tmp_path: Path) -> None:
@@ -24,7 +33,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("key", "value"),
     [("threads", 3), ("device", "cpu"), ("run.root", "elsewhere"), ("run.name", "mine"),
-     ("data.root", "/data"), ("engine.name", "parallel"), ("engine.workers", 2),
+     ("data.root", "/data"), ("engine.name", "parallel"), ("engine.threads_per_client", 2),
      ("tracker.name", "wandb"), ("checkpoint.every", 5)],
 )  # fmt: skip
 def test_circumstances_do_not_make_another_method(key: str, value: object, tmp_path: Path) -> None:
@@ -36,9 +45,9 @@ def test_circumstances_do_not_make_another_method(key: str, value: object, tmp_p
 @pytest.mark.parametrize(
     "key",
     sorted(
-        key for key in keys()
-        if not isinstance(worlds.value_at(config_of(), key), dict) and key != "seed"
-        and not any(key == one or key.startswith(f"{one}.") for one in CIRCUMSTANCES)
+        key for key in leaves(config_of())
+        if key != "seed"
+        and not any(key == one or key.startswith(f"{one}.") for one in RUNTIME_KEYS)
     ),
 )  # fmt: skip
 def test_every_key_that_decides_a_result_makes_another_method(key: str) -> None:
@@ -63,26 +72,29 @@ def test_identity_leaves_the_config_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "expected"),
     [
-        ({}, "synthetic, vit_pico at 32 px"),
-        ({"data.name": "cifar100"}, "cifar100, vit_pico at 32 px"),
-        ({"backbone.resolution": 64}, "synthetic, vit_pico at 64 px"),
-        ({"backbone.pretrained": False}, "synthetic, vit_pico at 32 px, from scratch"),
-        ({"data.train_per_class": 5}, "synthetic, 5 images a class, vit_pico at 32 px"),
-        ({"data.test_per_class": 9}, "synthetic, 9 test images a class, vit_pico at 32 px"),
-        ({"data.validation": 0.2}, "synthetic, validation 0.2, vit_pico at 32 px"),
+        ({}, "synthetic benchmark, vit_pico at 32 px"),
+        ({"data.name": "cifar100"}, "CIFAR-100, vit_pico at 32 px"),
+        ({"backbone.resolution": 64}, "synthetic benchmark, vit_pico at 64 px"),
+        ({"backbone.pretrained": False}, "synthetic benchmark, vit_pico at 32 px, from scratch"),
+        ({"data.train_per_class": 5}, "synthetic benchmark, 5 images per class, vit_pico at 32 px"),
+        (
+            {"data.test_per_class": 9},
+            "synthetic benchmark, 9 test images per class, vit_pico at 32 px",
+        ),
+        ({"data.validation": 0.2}, "synthetic benchmark, validation 0.2, vit_pico at 32 px"),
     ],
 )
 def test_settings_are_told_apart_and_never_mix(
-    changes: dict[str, object], words: str, tmp_path: Path
+    changes: dict[str, object], expected: str, tmp_path: Path
 ) -> None:
-    assert setting(config_of(changes)) == words
     write_run(tmp_path, seed=0)
     write_run(tmp_path, changes, seed=1)
-    found = study_of(tmp_path).settings
-    assert len(found) == (2 if changes else 1)
-    assert all(setting(m.config) == where for where, methods in found.items() for m in methods)
+    settings = study_of(tmp_path).settings
+    assert expected in settings
+    assert len(settings) == (2 if changes else 1)
+    assert all(setting(m.runs[0]) == where for where, methods in settings.items() for m in methods)
 
 
 def test_a_folder_runs_and_names_are_all_read(
@@ -115,7 +127,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_same_run_in_two_places_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", name="twin")
     shutil.copytree(run, tmp_path / "b" / "twin")
-    with pytest.raises(FedlensError, match=r"twin and .*twin are the same run twice"):
+    with pytest.raises(FedlensError, match=r"twin and .*twin are the same run"):
         read([tmp_path / "a", tmp_path / "b"])
 
 
@@ -131,7 +143,7 @@ def test_runs_that_are_not_finished_are_counted_and_no_more(tmp_path: Path) -> N
     begun, failed = (write_run(tmp_path, seed=seed, name=f"s{seed}") for seed in (1, 2))
     for run in (begun, failed):
         (run / "result.json").unlink()
-    worlds.dump(failed / "failure.json", {"message": "no"})
+    run_records.dump(failed / "failure.json", {"message": "no"})
     study = study_of(tmp_path)
     assert [run.seed for run in study.runs] == [0]
     assert study.unfinished == {"s1": "interrupted", "s2": "failed"}
@@ -141,9 +153,9 @@ def test_runs_that_never_met_the_test_split_are_left_out(tmp_path: Path) -> None
     """As a search of hyper-parameters makes them: they are neither results nor unfinished."""
     write_run(tmp_path, seed=0)
     searched = write_run(tmp_path, {"evaluate.test": False}, seed=1)
-    result = worlds.load(searched / "result.json")
+    result = run_records.load(searched / "result.json")
     del result["test"]
-    worlds.dump(searched / "result.json", result)
+    run_records.dump(searched / "result.json", result)
     study = study_of(tmp_path)
     assert [run.seed for run in study.runs] == [0]
     assert study.unfinished == {}
@@ -159,9 +171,9 @@ def broken(run: Path, how: str) -> None:
     name, _, key = how.partition(" without ")
     path = run / name
     if key:
-        found = worlds.load(path)
+        found = run_records.load(path)
         del found[key]
-        worlds.dump(path, found)
+        run_records.dump(path, found)
     elif how.startswith("no "):
         (run / how.removeprefix("no ")).unlink()
     elif how.startswith("cut "):
@@ -194,13 +206,12 @@ def test_a_config_that_is_no_yaml_is_named(tmp_path: Path) -> None:
         study_of(tmp_path)
 
 
-def test_an_old_config_has_the_defaults_of_younger_keys(tmp_path: Path) -> None:
+def test_keys_that_a_run_was_made_without_have_their_defaults(tmp_path: Path) -> None:
     write_run(tmp_path, seed=0)
     old = write_run(tmp_path, seed=1)
-    told = yaml.safe_load((old / "config.yaml").read_text(encoding="utf-8"))
-    del told["evaluate"]["test"], told["train"]["schedule"]["stages"], told["head"]["steps"]
-    del told["algorithm"]
-    (old / "config.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    config = yaml.safe_load((old / "config.yaml").read_text(encoding="utf-8"))
+    del config["evaluate"]["test"], config["train"]["schedule"]["stages"], config["checkpoint"]
+    (old / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (method,) = methods_of(tmp_path)
     assert method.seeds == (0, 1)
     assert method.runs[1].config["evaluate"]["test"] is Config().evaluate.test
@@ -209,7 +220,7 @@ def test_an_old_config_has_the_defaults_of_younger_keys(tmp_path: Path) -> None:
 def test_megabytes_are_both_ways_over_all_rounds_and_what_came_before(tmp_path: Path) -> None:
     """Two rounds of 2 MB down and 1 MB up; a ridge head needs 5 MB of statistics first."""
     plain, ridge = write_run(tmp_path / "a"), write_run(tmp_path / "b", RIDGE)
-    alone = write_run(tmp_path / "c", worlds.ALONE, trains=False)
+    alone = write_run(tmp_path / "c", run_records.HEAD_ONLY, trains=False)
     pooled = write_run(tmp_path / "d", CENTRAL)
     found = [read([run]).runs[0].megabytes for run in (plain, ridge, alone, pooled)]
     assert found == [6.0, 11.0, 5.0, None]
@@ -219,5 +230,5 @@ def test_validation_is_a_mean_only_where_every_seed_has_it(tmp_path: Path) -> No
     write_run(tmp_path, seed=0, validation=0.4)
     other = write_run(tmp_path, seed=1, validation=0.6)
     assert methods_of(tmp_path)[0].validation == pytest.approx(50.0)
-    worlds.edit(other / "result.json", "validation", None)
+    run_records.edit(other / "result.json", "validation", None)
     assert methods_of(tmp_path)[0].validation is None

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedlens.reporting.study.statistics import Estimate, decided, difference, estimate, holm
+from fedlens.reporting.study.statistics import Estimate, difference, estimate, holm, significant
 
 VALUES = st.lists(st.integers(0, 10_000).map(lambda n: n / 100), min_size=2, max_size=8)
 P_VALUES = st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=8)
@@ -23,7 +23,7 @@ def test_one_seed_has_a_mean_and_no_more() -> None:
 
 
 def test_nothing_cannot_be_estimated_from() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="at least one value"):
         estimate([])
 
 
@@ -119,4 +119,4 @@ def test_holm_never_asks_more_than_bonferroni(p_values: dict[str, float]) -> Non
     [(0.049, 3, True), (0.05, 3, False), (0.0001, 2, False), (None, 3, False), (None, 1, False)],
 )
 def test_three_seeds_and_a_small_p_decide(corrected: float | None, count: int, told: bool) -> None:
-    assert decided(corrected, count) is told
+    assert significant(corrected, count) is told

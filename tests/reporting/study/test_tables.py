@@ -31,7 +31,7 @@ CONTRAST = Contrast("dense", "IID", "J=4", -1.234, 0.456, 3, 0.004, 0.012)
 
 def grid(*rows: list[Cell | None], contrasts: tuple[Contrast, ...] = ()) -> Grid:
     return Grid(
-        name="a_table", chapter="heads", title="Heads", note="", corner="trained",
+        name="a_table", question="heads", title="Heads", note="", corner="trained",
         rows=[f"row_{place}" for place in range(len(rows))],
         columns=[f"Nc={place}" for place in range(len(rows[0]))],
         cells=[list(row) for row in rows], contrasts=list(contrasts),
@@ -57,13 +57,13 @@ def test_a_value_has_its_interval_or_says_that_it_is_of_one_seed() -> None:
     [
         (CONTRAST, "−1.23 ± 0.46 (p = 0.012)"),
         (replace(CONTRAST, mean=2.0, corrected=0.00004), "+2.00 ± 0.46 (p < 0.001)"),
-        (replace(CONTRAST, corrected=0.05), "−1.23 ± 0.46 (p = 0.050, not decided)"),
-        (replace(CONTRAST, corrected=0.31), "−1.23 ± 0.46 (p = 0.310, not decided)"),
-        (replace(CONTRAST, count=2), "−1.23 ± 0.46 (p = 0.012, 2 seeds decide nothing)"),
-        (replace(CONTRAST, half=0.0, p=None, corrected=None), "−1.23 ± 0.00 (not decided)"),
+        (replace(CONTRAST, corrected=0.05), "−1.23 ± 0.46 (p = 0.050, not significant)"),
+        (replace(CONTRAST, corrected=0.31), "−1.23 ± 0.46 (p = 0.310, not significant)"),
+        (replace(CONTRAST, count=2), "−1.23 ± 0.46 (p = 0.012, too few seeds to test)"),
+        (replace(CONTRAST, half=0.0, p=None, corrected=None), "−1.23 ± 0.00 (not significant)"),
         (
             replace(CONTRAST, half=None, p=None, corrected=None, count=1),
-            "−1.23 (1 seed decides nothing)",
+            "−1.23 (too few seeds to test)",
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_markdown_has_a_line_for_each_row_and_a_dash_where_there_is_no_run() -> 
 
 
 def test_a_model_tested_before_any_training_is_marked_in_every_format() -> None:
-    start = "In some seeds the best on validation was the start, before any training."
+    start = "In some seeds the parameters before any training were the best on validation."
     table = grid([UNTRAINED, SEVERAL, replace(SINGLE, untrained=1)])
     assert markdown(table).splitlines()[-1] == f"n = 1 to 3 seeds. † {start}"
     assert r"$54.69 \pm 0.42^{\dagger}$" in latex(table)

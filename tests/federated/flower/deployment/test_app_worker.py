@@ -1,4 +1,4 @@
-"""A real SuperNode's Runtime API over HTTP, with the network side played by hand."""
+"""A real SuperNode's Runtime API over HTTP; the tests take the part of the network."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SuperNode:
-    """The half of a SuperNode that faces its executor."""
+    """The part of a SuperNode that serves its app worker."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         factory = NodeStateFactory(ObjectStoreFactory())
@@ -46,7 +46,7 @@ class SuperNode:
         run = Run.create_empty(RUN)
         run.fab_hash = self.fab = self.state.store_fab(Fab("", b"", {}))
         self.state.store_run(run)
-        context = Context(RUN, NODE, {}, RecordDict(), {"text": "as told"})
+        context = Context(RUN, NODE, {}, RecordDict(), {"text": "from the settings"})
         self.state.set_run_series_context(run.series_id, context)
         self.address = f"127.0.0.1:{free_port()}"
         settings = uvicorn.Config(
@@ -78,13 +78,13 @@ class SuperNode:
         self.announce()
 
     def reply(self) -> Message:
-        found = _soon(lambda: self.state.get_messages_legacy(is_reply=True))[0]
-        identity = found.metadata.message_id
+        metadata = _wait_for(lambda: self.state.get_messages_legacy(is_reply=True))[0].metadata
+        identity = metadata.message_id
         tree = self.state.object_store.get_object_tree(identity)
         contents: dict[str, bytes] = {}
-        for part in [tree, *_below(tree)]:
-            find = partial(self.state.object_store.get, part.object_id)
-            contents[part.object_id] = _soon(find)
+        for part in [tree, *_descendants(tree)]:
+            get = partial(self.state.object_store.get, part.object_id)
+            contents[part.object_id] = _wait_for(get)
         reply = inflate_object_from_contents(identity, contents)
         assert isinstance(reply, Message)
         return reply
@@ -93,7 +93,7 @@ class SuperNode:
 @contextlib.contextmanager
 def running(node: SuperNode) -> Iterator[SuperNode]:
     node.thread.start()
-    _soon(lambda: node.server.started)
+    _wait_for(lambda: node.server.started)
     try:
         yield node
     finally:
@@ -103,19 +103,19 @@ def running(node: SuperNode) -> Iterator[SuperNode]:
 
 @contextlib.contextmanager
 def serving(node: SuperNode, app: ClientApp) -> Iterator[None]:
-    over = threading.Event()
-    told = {"runtime_api_address": node.address, "poll": 0.01}
-    thread = threading.Thread(target=serve, args=(app,), kwargs={**told, "stop": over.is_set})
+    done = threading.Event()
+    options = {"runtime_api_address": node.address, "poll": 0.01}
+    thread = threading.Thread(target=serve, args=(app,), kwargs={**options, "stop": done.is_set})
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        done.set()
         thread.join(10)
         assert not thread.is_alive()
 
 
-def work(*values: float) -> Message:
+def message_with(*values: float) -> Message:
     metadata = Metadata(
         run_id=RUN,
         message_id="",
@@ -135,54 +135,54 @@ def values_of(reply: Message) -> list[float]:
     return reply.content.array_records["arrays"]["values"].numpy().tolist()
 
 
-def test_messages_are_answered_in_turn_also_after_one_that_fails() -> None:
+def test_messages_are_answered_in_order_even_after_a_failure() -> None:
     with running(SuperNode()) as node, serving(node, echo.client):
-        node.give(work(1.0, 2.0))
+        node.give(message_with(1.0, 2.0))
         first = node.reply()
-        node.give(work(-1.0))
+        node.give(message_with(-1.0))
         failed = node.reply()
-        node.give(work(3.0))
+        node.give(message_with(3.0))
         last = node.reply()
     assert values_of(first) == [2.0, 4.0]
-    assert failed.error.reason == "ArithmeticError: there is nothing below zero"
+    assert failed.error.reason == "ArithmeticError: the value is negative"
     assert values_of(last) == [6.0]
-    counts = [reply.content.config_records["told"]["answered"] for reply in (first, last)]
+    counts = [reply.content.config_records["info"]["answered"] for reply in (first, last)]
     assert counts[1] == counts[0] + 1
-    assert last.content.config_records["told"]["text"] == "as told"
+    assert last.content.config_records["info"]["text"] == "from the settings"
 
 
-def test_a_task_may_be_announced_before_its_message_is_there() -> None:
+def test_a_task_may_be_announced_before_its_message_arrives() -> None:
     with running(SuperNode()) as node, serving(node, echo.client):
         node.announce()
         time.sleep(0.3)
-        message = work(4.0)
+        message = message_with(4.0)
         node.store(message)
         time.sleep(1.3)
         filled = time.monotonic()
         node.fill(message)
         assert values_of(node.reply()) == [8.0]
-    assert time.monotonic() - filled < 1.0  # by Flower's own way to wait it may be seconds
+    assert time.monotonic() - filled < 1.0  # Flower's own retries may take seconds
 
 
-def test_what_an_app_leaves_in_its_context_is_there_for_the_next_message() -> None:
+def test_the_context_keeps_its_state_between_messages() -> None:
     app = ClientApp()
 
     @app.train()
     def count(message: Message, context: Context) -> Message:
         before = int(context.state["seen"]["n"]) if "seen" in context.state else 0  # type: ignore[call-overload, index]
         context.state["seen"] = ConfigRecord({"n": before + 1})
-        return Message(RecordDict({"told": ConfigRecord({"before": before})}), reply_to=message)
+        return Message(RecordDict({"info": ConfigRecord({"before": before})}), reply_to=message)
 
     with running(SuperNode()) as node, serving(node, app):
-        found = []
+        counts = []
         for value in (1.0, 2.0):
-            node.give(work(value))
-            found.append(node.reply().content.config_records["told"]["before"])
-            _soon(lambda: all(t.status.status == "finished" for t in node.state.get_tasks()))
-    assert found == [0, 1]
+            node.give(message_with(value))
+            counts.append(node.reply().content.config_records["info"]["before"])
+            _wait_for(lambda: all(t.status.status == "finished" for t in node.state.get_tasks()))
+    assert counts == [0, 1]
 
 
-def test_a_long_task_is_kept_alive_by_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_task_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", 5.1)  # a beat every tenth second
     app = ClientApp()
 
@@ -201,46 +201,46 @@ def test_a_long_task_is_kept_alive_by_heartbeats(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(node.state, "acknowledge_task_heartbeat", counted)
         with serving(node, app):
-            node.give(work(1.0))
+            node.give(message_with(1.0))
             node.reply()
-            _soon(lambda: node.state.get_tasks()[0].status.status == "finished")
-            heard = len(beats)
+            _wait_for(lambda: node.state.get_tasks()[0].status.status == "finished")
+            count = len(beats)
             time.sleep(0.3)
-    assert heard >= 4
-    assert len(beats) == heard
+    assert count >= 4
+    assert len(beats) == count
 
 
-def test_a_silent_supernode_is_lost_after_some_patience() -> None:
+def test_an_unreachable_supernode_is_an_error_after_a_timeout() -> None:
     start = time.monotonic()
     with pytest.raises(FedlensError, match=r"did not answer for 0\.5 s .*: start the node again\."):
         serve(
             echo.client,
             runtime_api_address=f"127.0.0.1:{free_port()}",
-            patience=0.5,
+            timeout=0.5,
         )
     assert 0.4 < time.monotonic() - start < 5
 
 
-def test_a_supernode_that_goes_away_is_lost_too() -> None:
-    found: list[str] = []
+def test_a_supernode_that_ends_is_an_error_after_a_timeout() -> None:
+    errors: list[str] = []
 
     def attempt() -> None:
         try:
-            serve(echo.client, runtime_api_address=node.address, patience=0.5)
+            serve(echo.client, runtime_api_address=node.address, timeout=0.5)
         except FedlensError as error:
-            found.append(str(error))
+            errors.append(str(error))
 
     thread = threading.Thread(target=attempt)
     with running(SuperNode()) as node:
         thread.start()
-        node.give(work(1.0))
+        node.give(message_with(1.0))
         node.reply()
     thread.join(15)
-    assert len(found) == 1
-    assert "did not answer" in found[0]
+    assert len(errors) == 1
+    assert "did not answer" in errors[0]
 
 
-def test_waiting_for_a_supernode_ends_when_told_to_stop() -> None:
+def test_waiting_for_a_supernode_can_be_stopped() -> None:
     start = time.monotonic()
     serve(
         echo.client,
@@ -250,7 +250,7 @@ def test_waiting_for_a_supernode_ends_when_told_to_stop() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_an_executor_without_the_secret_is_refused(tmp_path: Path) -> None:
+def test_a_worker_without_the_secret_is_refused(tmp_path: Path) -> None:
     (tmp_path / "right").write_bytes(b"open sesame")
     (tmp_path / "wrong").write_bytes(b"open barley")
     with running(SuperNode(b"open sesame")) as node:
@@ -262,7 +262,7 @@ def test_an_executor_without_the_secret_is_refused(tmp_path: Path) -> None:
                     secret_file=secret_file,
                 )
         answered = threading.Event()
-        node.give(work(1.0))
+        node.give(message_with(1.0))
 
         def listen() -> None:
             node.reply()
@@ -280,26 +280,27 @@ def test_an_executor_without_the_secret_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_process_serves_a_whole_federation(link: Link) -> None:
-    """With a real SuperLink, SuperNode and ServerApp; a process that stays keeps its count."""
+    """With a real SuperLink, SuperNode and ServerApp; one process counts all messages."""
     text = 'seed: 1\r\nname: "ünï"\n'
     ended, lines = link.run(values="[[1.5, 2.5], [-1.0], [4.0]]", text=text)
     assert ended.status == "completed"
     first, failed, last = [json.loads(line) for line in lines if line.startswith("{")][1:]
     assert first["values"] == [3.0, 5.0]
-    assert failed["error"] == "ArithmeticError: there is nothing below zero"
+    assert failed["error"] == "ArithmeticError: the value is negative"
     assert last["values"] == [8.0]
-    assert first["pid"] == last["pid"] == link.executor
+    assert first["pid"] == last["pid"] == link.worker
     assert first["text"] == last["text"] == text
     assert abs(last["answered"] - first["answered"]) == 1
 
 
-def _soon(look: Callable[[], T], seconds: float = 20.0) -> T:
-    until = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < until, "it did not come"
+def _wait_for(get: Callable[[], T], timeout: float = 20.0) -> T:
+    """The first result of `get` that is true."""
+    until = time.monotonic() + timeout
+    while not (result := get()):
+        assert time.monotonic() < until, "timeout"
         time.sleep(0.01)
-    return found
+    return result
 
 
-def _below(tree: object) -> list[object]:
-    return [part for child in tree.children for part in (child, *_below(child))]  # type: ignore[attr-defined]
+def _descendants(tree: object) -> list[object]:
+    return [part for child in tree.children for part in (child, *_descendants(child))]  # type: ignore[attr-defined]

@@ -1,3 +1,5 @@
+"""Certificates and keys, checked by real TLS handshakes and by Flower's own readers."""
+
 import os
 import ssl
 import stat
@@ -39,14 +41,14 @@ def no_umask() -> Iterator[None]:
 
 def handshake(server: Certificates, trusted: Path, host: str) -> None:
     """A TLS handshake in memory, as strict as Python can be."""
-    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    theirs.load_cert_chain(server.server, server.server_key)
-    ours = ssl.create_default_context(cafile=trusted)
-    ours.verify_flags |= ssl.VERIFY_X509_STRICT
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(server.server, server.server_key)
+    client_context = ssl.create_default_context(cafile=trusted)
+    client_context.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
-        ours.wrap_bio(back, there, server_hostname=host),
-        theirs.wrap_bio(there, back, server_side=True),
+        client_context.wrap_bio(to_client, to_server, server_hostname=host),
+        server_context.wrap_bio(to_server, to_client, server_side=True),
     ]
     waiting = list(sides)
     while waiting:
@@ -69,25 +71,25 @@ def mode(path: Path) -> int:
 @pytest.mark.parametrize(
     "host", ["link.example.org", "10.0.0.7", "fd00::7", "localhost", "127.0.0.1", "::1"]
 )
-def test_the_certificate_serves_its_hosts_and_this_one(tmp_path: Path, host: str) -> None:
+def test_the_certificate_covers_its_hosts_and_this_one(tmp_path: Path, host: str) -> None:
     made = make_certificates(tmp_path / "c", ["link.example.org", "10.0.0.7", "fd00::7"])
     handshake(made, made.authority, host)
 
 
 @pytest.mark.parametrize("host", ["elsewhere.example.org", "10.0.0.8"])
-def test_the_certificate_serves_no_other_host(tmp_path: Path, host: str) -> None:
+def test_the_certificate_covers_no_other_host(tmp_path: Path, host: str) -> None:
     made = make_certificates(tmp_path / "c", ["link.example.org", "10.0.0.7"])
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         handshake(made, made.authority, host)
 
 
-def test_who_trusts_another_authority_refuses_the_server(tmp_path: Path) -> None:
+def test_a_client_that_trusts_another_authority_refuses_the_server(tmp_path: Path) -> None:
     made, other = make_certificates(tmp_path / "c"), make_certificates(tmp_path / "d")
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(made, other.authority, "localhost")
 
 
-def test_private_files_are_for_their_owner_alone(tmp_path: Path, no_umask: None) -> None:
+def test_private_files_are_readable_by_their_owner_only(tmp_path: Path, no_umask: None) -> None:
     made = make_certificates(tmp_path / "c")
     make_node_key(tmp_path / "node-0")
     for path in (made.authority_key, made.server_key, tmp_path / "node-0"):
@@ -97,17 +99,17 @@ def test_private_files_are_for_their_owner_alone(tmp_path: Path, no_umask: None)
     }
 
 
-def test_certificates_that_serve_are_kept(tmp_path: Path) -> None:
+def test_valid_certificates_are_kept(tmp_path: Path) -> None:
     make_certificates(tmp_path / "c", ["a.org", "b.org"])
     before = contents(tmp_path / "c")
     make_certificates(tmp_path / "c", ["b.org"])
     assert contents(tmp_path / "c") == before
 
 
-def test_an_uncovered_host_is_named_and_covered_on_request(tmp_path: Path) -> None:
+def test_an_uncovered_host_is_named_and_covered_after_renewal(tmp_path: Path) -> None:
     make_certificates(tmp_path / "c", ["a.org"])
     before = contents(tmp_path / "c")
-    with pytest.raises(FedlensError, match=r"do not cover b\.org: renew them by .*--renew"):
+    with pytest.raises(FedlensError, match=r"do not cover b\.org: renew them with .*--renew"):
         make_certificates(tmp_path / "c", ["a.org", "b.org"])
     assert contents(tmp_path / "c") == before
     made = make_certificates(tmp_path / "c", ["a.org", "b.org"], renew=True)
@@ -116,7 +118,7 @@ def test_an_uncovered_host_is_named_and_covered_on_request(tmp_path: Path) -> No
     assert all(after[name] != before[name] for name in before)
 
 
-def test_certificates_about_to_expire_are_refused(
+def test_certificates_about_to_expire_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "LIFETIME", timedelta(days=6))
@@ -136,7 +138,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         make_certificates(tmp_path / "c")
 
 
-def test_a_damaged_certificate_is_told_of(tmp_path: Path) -> None:
+def test_a_damaged_certificate_is_an_error(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "c")
     made.server.write_text("nonsense")
     with pytest.raises(FedlensError, match="cannot be read"):
@@ -145,7 +147,7 @@ def test_a_damaged_certificate_is_told_of(tmp_path: Path) -> None:
 
 def test_certificates_of_another_authority_are_never_replaced(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "c")
-    made.authority_key.unlink()  # as where one's own authority signed them
+    made.authority_key.unlink()  # as if an authority elsewhere had signed them
     before = contents(tmp_path / "c")
     make_certificates(tmp_path / "c")
     with pytest.raises(FedlensError, match="with that authority"):
@@ -153,7 +155,7 @@ def test_certificates_of_another_authority_are_never_replaced(tmp_path: Path) ->
     assert contents(tmp_path / "c") == before
 
 
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+def test_an_empty_folder_gets_certificates(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     assert make_certificates(tmp_path / "c").server.exists()
 
@@ -164,7 +166,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
         st.one_of(st.ip_addresses().map(str), st.from_regex(r"[a-z]{1,9}\.org", fullmatch=True))
     )
 )
-def test_what_was_made_for_hosts_covers_them(
+def test_certificates_made_for_hosts_cover_them(
     tmp_path_factory: pytest.TempPathFactory, hosts: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("hosts") / "c"
@@ -172,7 +174,7 @@ def test_what_was_made_for_hosts_covers_them(
     make_certificates(folder, hosts)
 
 
-def test_flower_reads_both_halves_of_a_node_key(tmp_path: Path) -> None:
+def test_flower_reads_the_private_and_the_public_key_of_a_node(tmp_path: Path) -> None:
     make_node_key(tmp_path / "keys" / "node-0")
     private = load_ssh_private_key((tmp_path / "keys" / "node-0").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
@@ -181,7 +183,7 @@ def test_flower_reads_both_halves_of_a_node_key(tmp_path: Path) -> None:
     assert public == public_key_to_bytes(private.public_key())
 
 
-def test_a_node_keeps_its_key_and_a_lost_public_half_comes_back(tmp_path: Path) -> None:
+def test_an_existing_key_is_kept_and_a_missing_public_key_restored(tmp_path: Path) -> None:
     make_node_key(tmp_path / "node-0")
     before = contents(tmp_path)
     (tmp_path / "node-0.pub").unlink()
@@ -190,7 +192,7 @@ def test_a_node_keeps_its_key_and_a_lost_public_half_comes_back(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["another type", "nonsense"])
-def test_what_is_no_node_key_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_a_node_key_is_not_changed(tmp_path: Path, kind: str) -> None:
     other = ed25519.Ed25519PrivateKey.generate()
     wrong = other.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     (tmp_path / "node-0").write_bytes(wrong if kind == "another type" else b"nonsense")

@@ -30,21 +30,26 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedlens.errors import FedlensError
 from fedlens.federated.flower.deployment import child_process
-from fedlens.federated.flower.deployment.child_process import Child
+from fedlens.federated.flower.deployment.child_process import ChildProcess
 from fedlens.federated.flower.deployment.credentials import make_certificates, make_node_key
-from fedlens.federated.flower.deployment.processes import SuperLink, SuperNode, nodes, register
+from fedlens.federated.flower.deployment.processes import (
+    SuperLink,
+    SuperNode,
+    register,
+    registered_nodes,
+)
 from fedlens.federated.flower.deployment.submission import Connection
 
-SOON = 60.0  # seconds, for what takes a few on an idle machine
+TIMEOUT_S = 60.0  # a few seconds are enough on an idle machine
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("federation")
-    make_certificates(made / "certificates")
+    folder = tmp_path_factory.mktemp("federation")
+    make_certificates(folder / "certificates")
     for name in ("node-0", "unknown"):
-        make_node_key(made / "keys" / name)
-    return made
+        make_node_key(folder / "keys" / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +60,20 @@ def link(folder: Path) -> Iterator[SuperLink]:
         yield started
 
 
-def run(script: str, *, log: Path) -> Child:
-    return Child("It", ["/bin/sh", "-c", script], log=log, environment=dict(os.environ))
+def run(script: str, *, log: Path) -> ChildProcess:
+    return ChildProcess("It", ["/bin/sh", "-c", script], log=log, environment=dict(os.environ))
 
 
 def alive(group: int) -> int:
-    """How many processes of the group there are, without those only waiting to be reaped."""
-    told = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True)
-    rows = [line.split() for line in told.stdout.splitlines()]
+    """The number of processes in the group, without zombies."""
+    table = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True)
+    rows = [line.split() for line in table.stdout.splitlines()]
     return sum(int(pgid) == group and not state.startswith("Z") for pgid, state in rows)
 
 
-def eventually(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + SOON
-    while not true():
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -76,7 +81,7 @@ def eventually(true: Callable[[], bool]) -> bool:
 
 
 def status(link: SuperLink) -> dict[str, str]:
-    return {one.name: one.status for one in nodes(link.connection)}
+    return {one.name: one.status for one in registered_nodes(link.connection)}
 
 
 def private_key(folder: Path, name: str) -> ec.EllipticCurvePrivateKey:
@@ -85,77 +90,77 @@ def private_key(folder: Path, name: str) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def fleet(
+def fleet_client(
     link: SuperLink, signing: ec.EllipticCurvePrivateKey, claimed: ec.EllipticCurvePrivateKey
 ) -> FleetHttpClient:
-    """A client that signs with one key and says it is the owner of another."""
+    """A client that signs with one key and claims to be the owner of another."""
     root = link.connection.root_certificates
     assert root is not None
-    signs = NodeAuthHttpInterceptor(signing, claimed.public_key())
+    signature = NodeAuthHttpInterceptor(signing, claimed.public_key())
     return FleetHttpClient.from_server_address(
-        link.connection.address, False, root.read_bytes(), [signs]
+        link.connection.address, False, root.read_bytes(), [signature]
     )
 
 
-def refused(node: SuperNode, match: str) -> None:
-    with node, pytest.raises(FedlensError, match=match) as told:
+def assert_refused(node: SuperNode, match: str) -> None:
+    with node, pytest.raises(FedlensError, match=match) as error:
         node.wait_until_ready()
-    assert node.ended() == 1
-    assert "Exit Code: 305" in str(told.value)  # of its log
+    assert node.exit_code() == 1
+    assert "Exit Code: 305" in str(error.value)  # from its log
     assert eventually(lambda: alive(node.pid) == 0)
 
 
-def test_a_registered_node_connects_and_leaves_in_good_order(folder: Path, link: SuperLink) -> None:
-    number = register(link.connection, folder / "keys" / "node-0.pub")  # once more
+def test_a_registered_node_connects_and_disconnects(folder: Path, link: SuperLink) -> None:
+    node_id = register(link.connection, folder / "keys" / "node-0.pub")  # a second time
     with SuperNode(folder, "node-0", connection=link.connection, shard=folder / "a shard") as node:
         node.wait_until_ready()
-        assert node.connected() == number
+        assert node.node_id() == node_id
         assert status(link) == {"node-0": "online"}
-        with (  # nor may others on this host take its messages
+        with (  # other processes on this host cannot take its messages
             RuntimeHttpClient.from_server_address(node.runtime, True, None, []) as client,
             pytest.raises(httpx.HTTPStatusError, match="401"),
         ):
             client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
-    assert node.ended() == 0
+    assert node.exit_code() == 0
     assert eventually(lambda: alive(node.pid) == 0)
     assert status(link) == {"node-0": "offline"}
 
 
-def test_an_unknown_node_is_refused_and_told_to_register(folder: Path, link: SuperLink) -> None:
+def test_an_unregistered_node_is_refused_with_advice(folder: Path, link: SuperLink) -> None:
     before = status(link)
     node = SuperNode(folder, "unknown", connection=link.connection, shard=folder)
-    refused(node, "register its public key")
+    assert_refused(node, "register its public key")
     assert status(link) == before
 
 
 def test_a_node_that_signs_with_another_key_is_refused(folder: Path, link: SuperLink) -> None:
     known, unknown = private_key(folder, "node-0"), private_key(folder, "unknown")
-    asked = ActivateNodeRequest(
+    request = ActivateNodeRequest(
         public_key=public_key_to_bytes(known.public_key()), heartbeat_interval=30
     )
     with (
-        fleet(link, signing=unknown, claimed=known) as client,
+        fleet_client(link, signing=unknown, claimed=known) as client,
         pytest.raises(httpx.HTTPStatusError, match="401"),
     ):
-        client.ActivateNode(asked)
+        client.ActivateNode(request)
 
 
 def test_a_node_cannot_register_itself(folder: Path, link: SuperLink) -> None:
     key = private_key(folder, "unknown")
-    asked = RegisterNodeFleetRequest(public_key=public_key_to_bytes(key.public_key()))
-    with fleet(link, key, key) as client, pytest.raises(httpx.HTTPStatusError, match="412"):
-        client.RegisterNode(asked)
+    request = RegisterNodeFleetRequest(public_key=public_key_to_bytes(key.public_key()))
+    with fleet_client(link, key, key) as client, pytest.raises(httpx.HTTPStatusError, match="412"):
+        client.RegisterNode(request)
 
 
-def test_a_node_in_plain_text_is_refused(folder: Path, link: SuperLink) -> None:
+def test_a_node_without_tls_is_refused(folder: Path, link: SuperLink) -> None:
     plain = Connection(link.connection.address, insecure=True)
     node = SuperNode(folder, "plain", connection=plain, shard=folder, reconnect=1.0)
-    refused(node, "both or neither are insecure")
+    assert_refused(node, "both or neither are insecure")
 
 
-def test_a_request_in_plain_text_gets_no_answer(link: SuperLink) -> None:
+def test_a_request_without_tls_gets_no_answer(link: SuperLink) -> None:
     host, port = link.connection.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=SOON) as raw:
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
         try:
             answer = raw.recv(1000)
@@ -173,10 +178,10 @@ def test_a_node_that_trusts_another_authority_refuses_the_superlink(
     other = make_certificates(tmp_path / "other")
     wrong = replace(link.connection, root_certificates=other.authority)
     node = SuperNode(folder, "node-0", connection=wrong, shard=folder)
-    refused(node, r"give it the ca\.crt")
+    assert_refused(node, r"give it the SuperLink's ca\.crt")
 
 
-def test_who_lacks_the_secret_cannot_run_serverapps(link: SuperLink) -> None:
+def test_a_process_without_the_secret_cannot_run_serverapps(link: SuperLink) -> None:
     root = link.connection.root_certificates
     assert root is not None
     with (
@@ -186,16 +191,16 @@ def test_who_lacks_the_secret_cannot_run_serverapps(link: SuperLink) -> None:
         pytest.raises(httpx.HTTPStatusError, match="401"),
     ):
         client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
-    assert link.executor.ended() is None
-    assert eventually(lambda: "Connection successful" in link.executor.said())
+    assert link.executor.exit_code() is None
+    assert eventually(lambda: "Connection successful" in link.executor.output())
 
 
-def test_the_folder_tells_us_and_flower_where_the_superlink_is(
+def test_the_folder_has_the_connection_for_fedlens_and_for_flower(
     folder: Path, link: SuperLink
 ) -> None:
     assert Connection.read(folder) == link.connection
-    told = json.loads((folder / "superlink.json").read_text())
-    assert told["root_certificates"] == "certificates/ca.crt"
+    content = json.loads((folder / "superlink.json").read_text())
+    assert content["root_certificates"] == "certificates/ca.crt"
     config = tomllib.loads((folder / "flwr" / "config.toml").read_text())["superlink"]
     assert config[config["default"]] == {
         "address": link.connection.address,
@@ -203,27 +208,27 @@ def test_the_folder_tells_us_and_flower_where_the_superlink_is(
     }
 
 
-def test_a_port_in_use_is_told_of_before_anything_starts(tmp_path: Path, link: SuperLink) -> None:
+def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, link: SuperLink) -> None:
     with pytest.raises(FedlensError, match="is in use"):
         SuperLink(tmp_path, address=link.connection.address)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("address", ["9092", "http://127.0.0.1:9092", "127.0.0.1:many"])
-def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
+def test_an_invalid_address_is_rejected(tmp_path: Path, address: str) -> None:
     with pytest.raises(FedlensError, match="not an address"):
         SuperLink(tmp_path, address=address)
 
 
-def test_an_insecure_superlink_restarts_and_knows_its_nodes(tmp_path: Path) -> None:
+def test_a_restarted_superlink_keeps_its_nodes(tmp_path: Path) -> None:
     make_node_key(tmp_path / "keys" / "node-0")
     with SuperLink(tmp_path, address="127.0.0.1:0", insecure=True) as first:
         first.wait_until_ready()
-        number = register(first.connection, tmp_path / "keys" / "node-0.pub")
+        node_id = register(first.connection, tmp_path / "keys" / "node-0.pub")
     assert eventually(lambda: alive(first.pid) == alive(first.executor.pid) == 0)
     with SuperLink(tmp_path, address=first.connection.address, insecure=True) as again:
         again.wait_until_ready()
-        assert [one.number for one in nodes(again.connection)] == [number]
+        assert [one.node_id for one in registered_nodes(again.connection)] == [node_id]
         connection = Connection.read(tmp_path)
         assert connection.insecure
         with SuperNode(tmp_path, "any", connection=connection, shard=tmp_path) as node:
@@ -231,7 +236,7 @@ def test_an_insecure_superlink_restarts_and_knows_its_nodes(tmp_path: Path) -> N
         assert eventually(lambda: alive(node.pid) == 0)
 
 
-def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_superlink_that_cannot_start_is_an_error_with_its_log(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates").server_key.write_text("nonsense")
     with (
         SuperLink(tmp_path, address="127.0.0.1:0") as link,
@@ -243,87 +248,90 @@ def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_missing_credentials_are_named_before_anything_starts(
     folder: Path, link: SuperLink, tmp_path: Path
 ) -> None:
-    with pytest.raises(FedlensError, match=r"ca\.crt is missing: `fedlens flower keys`"):
+    with pytest.raises(
+        FedlensError, match=r"ca\.crt is missing: make it with `fedlens flower keys`"
+    ):
         SuperLink(tmp_path, address="127.0.0.1:0")
     with pytest.raises(FedlensError, match="node-9 is missing: copy it from the SuperLink's host"):
         SuperNode(folder, "node-9", connection=link.connection, shard=folder)
     assert not (folder / "logs" / "node-9.log").exists()
 
 
-def test_nothing_outlives_us_even_when_we_are_killed(tmp_path: Path) -> None:
+def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = """
         import os, sys, time
         from pathlib import Path
-        from fedlens.federated.flower.deployment.child_process import Child
+        from fedlens.federated.flower.deployment.child_process import ChildProcess
         stubborn = "trap '' TERM INT HUP; sleep 600 & sleep 600"
         command = ["/bin/sh", "-c", stubborn]
-        started = Child("It", command, log=Path(sys.argv[1]), environment=os.environ)
+        started = ChildProcess("It", command, log=Path(sys.argv[1]), environment=os.environ)
         print(started.pid, flush=True)
         time.sleep(600)
     """
-    us = subprocess.Popen(
+    parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "log")],
         stdout=subprocess.PIPE,
         text=True,
     )
-    with us:
-        assert us.stdout is not None
-        group = int(us.stdout.readline())
-        grown = eventually(lambda: alive(group) == 4)  # a shell, two that sleep, and the watcher
-        us.kill()
-    assert grown
+    with parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        # The shell, two sleeps, and the watcher.
+        all_started = eventually(lambda: alive(group) == 4)
+        parent.kill()
+    assert all_started
     assert eventually(lambda: alive(group) == 0)
 
 
-def test_closing_ends_the_children_of_a_child_too(tmp_path: Path) -> None:
+def test_closing_a_child_also_ends_its_children(tmp_path: Path) -> None:
     with run("sleep 600 & echo ready; sleep 600", log=tmp_path / "log") as started:
-        started.wait(lambda: "ready" in started.said(), patience=SOON)
+        started.wait_until(lambda: "ready" in started.output(), timeout=TIMEOUT_S)
         assert eventually(lambda: alive(started.pid) == 4)
     assert eventually(lambda: alive(started.pid) == 0)
-    assert started.ended() == -signal.SIGTERM
+    assert started.exit_code() == -signal.SIGTERM
 
 
-def test_what_a_dead_child_leaves_behind_ends_as_soon_as_it_is_seen(tmp_path: Path) -> None:
+def test_children_of_a_killed_child_end_when_its_exit_is_noticed(tmp_path: Path) -> None:
     with run("sleep 600 & echo ready; sleep 600", log=tmp_path / "log") as started:
-        started.wait(lambda: "ready" in started.said(), patience=SOON)
+        started.wait_until(lambda: "ready" in started.output(), timeout=TIMEOUT_S)
         os.kill(started.pid, signal.SIGKILL)
-        assert eventually(lambda: started.ended() == -signal.SIGKILL)
+        assert eventually(lambda: started.exit_code() == -signal.SIGKILL)
         assert eventually(lambda: alive(started.pid) == 0)
 
 
-def test_a_child_that_will_not_end_is_killed(
+def test_a_child_that_ignores_sigterm_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "GRACE", 0.3)
+    monkeypatch.setattr(child_process, "STOP_TIMEOUT_S", 0.3)
     stubborn = run("trap '' TERM; echo ready; while :; do sleep 1; done", log=tmp_path / "log")
-    stubborn.wait(lambda: "ready" in stubborn.said(), patience=SOON)
+    stubborn.wait_until(lambda: "ready" in stubborn.output(), timeout=TIMEOUT_S)
     stubborn.close()
-    assert stubborn.ended() == -signal.SIGKILL
+    assert stubborn.exit_code() == -signal.SIGKILL
     assert eventually(lambda: alive(stubborn.pid) == 0)
-    stubborn.close()  # once more is fine
+    stubborn.close()  # a second close has no effect
 
 
-def test_a_child_that_ends_early_is_told_of_with_its_last_words(tmp_path: Path) -> None:
+def test_a_child_that_ends_early_is_an_error_with_its_log(tmp_path: Path) -> None:
     script = "echo INFO: all is well; printf '\\033[91mno luck\\033[0m\\n'; exit 3"
     with (
         run(script, log=tmp_path / "log") as failed,
-        pytest.raises(FedlensError, match=r"It ended at its start \(exit code 3\)") as told,
+        pytest.raises(FedlensError, match=r"It ended at its start \(exit code 3\)") as error,
     ):
-        failed.wait(lambda: False, patience=SOON)
-    assert str(told.value).splitlines()[1:] == ["    no luck"]
+        failed.wait_until(lambda: False, timeout=TIMEOUT_S)
+    assert str(error.value).splitlines()[1:] == ["    no luck"]
 
 
-def test_a_child_that_is_not_ready_in_time_is_told_of(tmp_path: Path) -> None:
+def test_a_child_that_is_not_ready_in_time_is_an_error(tmp_path: Path) -> None:
     with (
         run("sleep 600", log=tmp_path / "log") as slow,
         pytest.raises(FedlensError, match="was not ready within 0 seconds"),
     ):
-        slow.wait(lambda: False, patience=0.2)
+        slow.wait_until(lambda: False, timeout=0.2)
 
 
-def test_a_log_goes_on_but_a_new_child_is_judged_by_its_own_words(tmp_path: Path) -> None:
+def test_a_log_is_appended_but_output_is_that_of_the_new_child(tmp_path: Path) -> None:
     for word in ("first", "second"):
         with run(f"echo {word}", log=tmp_path / "log") as started:
-            assert eventually(lambda one=started: one.ended() == 0)  # type: ignore[misc]
-            assert started.said() == f"{word}\n"
+            assert eventually(lambda one=started: one.exit_code() == 0)  # type: ignore[misc]
+            assert started.output() == f"{word}\n"
     assert (tmp_path / "log").read_text() == "first\nsecond\n"

@@ -1,3 +1,5 @@
+"""Runs at a real SuperLink, and at one whose API is replaced."""
+
 import json
 import threading
 import time
@@ -17,8 +19,8 @@ from fedlens.errors import FedlensError
 from fedlens.federated.flower.deployment import submission
 from fedlens.federated.flower.deployment.submission import (
     Connection,
-    Ended,
-    Submitted,
+    RunEnded,
+    SubmittedRun,
     follow,
     stop,
     submit,
@@ -32,83 +34,83 @@ YAML = (
 ) + "key: value\n" * 2000
 
 
-def status_of(submitted: Submitted) -> str:
-    with submission.speaking(submitted.connection) as client:
-        told = client.ListRuns(ListRunsRequest(run_id=submitted.run))
-    return told.run_dict[submitted.run].status.sub_status
+def status_of(run: SubmittedRun) -> str:
+    with submission.control_client(run.connection) as client:
+        response = client.ListRuns(ListRunsRequest(run_id=run.run_id))
+    return response.run_dict[run.run_id].status.sub_status
 
 
-def test_settings_arrive_as_they_were(link: Link) -> None:
+def test_settings_arrive_unchanged(link: Link) -> None:
     settings = {"text": YAML, "count": 3, "rate": 1e-5, "whole": 2.0, "on": True, "off": False}
     ended, lines = link.run(**settings)
-    assert ended == Ended("completed", "")
-    (told,) = [json.loads(line)["settings"] for line in lines if line.startswith("{")]
-    found = {name: told[name] for name in settings}
-    assert found == settings
-    assert {name: type(value) for name, value in found.items()} == {
+    assert ended == RunEnded("completed", "")
+    (received,) = [json.loads(line)["settings"] for line in lines if line.startswith("{")]
+    received = {name: received[name] for name in settings}
+    assert received == settings
+    assert {name: type(value) for name, value in received.items()} == {
         name: type(value) for name, value in settings.items()
     }
 
 
-def test_a_server_app_that_fails_is_told_with_its_reason(link: Link) -> None:
+def test_a_failed_server_app_is_reported_with_its_reason(link: Link) -> None:
     ended, lines = link.run(plan="fail")
     assert ended.status == "failed"
     assert "the sums do not add up" in ended.detail
     assert any("ArithmeticError" in line for line in lines)
 
 
-def test_what_check_raises_stops_the_run(link: Link) -> None:
-    submitted = link.submit(plan="wait")
+def test_an_exception_of_check_stops_the_run(link: Link) -> None:
+    run = link.submit(plan="wait")
     lines: list[str] = []
     until = time.monotonic() + 60
-    asked: list[float] = []
+    checked: list[float] = []
 
-    class Enough(Exception):
+    class Stopped(Exception):
         pass
 
     def check() -> None:
-        asked.append(time.monotonic())
+        checked.append(time.monotonic())
         if any(line.startswith("{") for line in lines):
-            raise Enough
+            raise Stopped
         assert time.monotonic() < until
 
-    with pytest.raises(Enough):
-        follow(submitted, say=lines.append, check=check)
-    assert status_of(submitted) == "stopped"
-    assert max(b - a for a, b in pairwise(asked)) < 10  # not only when the log has something
+    with pytest.raises(Stopped):
+        follow(run, print_line=lines.append, check=check)
+    assert status_of(run) == "stopped"
+    assert max(b - a for a, b in pairwise(checked)) < 10  # also while the log is silent
 
 
-def test_a_run_stopped_from_elsewhere_is_told_as_stopped(link: Link) -> None:
-    submitted = link.submit(plan="wait")
-    found: list[Ended] = []
+def test_a_run_stopped_by_another_process_is_reported_as_stopped(link: Link) -> None:
+    run = link.submit(plan="wait")
+    results: list[RunEnded] = []
     thread = threading.Thread(
-        target=lambda: found.append(follow(submitted, say=lambda line: None)), daemon=True
+        target=lambda: results.append(follow(run, print_line=lambda line: None)), daemon=True
     )
     thread.start()
-    stop(submitted)
+    stop(run)
     thread.join(30)
-    assert [ended.status for ended in found] == ["stopped"]
-    stop(submitted)  # twice is as good as once
+    assert [ended.status for ended in results] == ["stopped"]
+    stop(run)  # a second stop has no effect
 
 
-def test_a_run_nobody_knows_of_is_not_waited_for(link: Link) -> None:
+def test_an_unknown_run_is_an_error(link: Link) -> None:
     start = time.monotonic()
-    with pytest.raises(FedlensError, match=r"does not know run 1: .*; run the same"):
-        follow(Submitted(link.connection, 1), say=print)
+    with pytest.raises(FedlensError, match=r"does not know run 1, .*: run the same"):
+        follow(SubmittedRun(link.connection, 1), print_line=print)
     assert time.monotonic() - start < 30
 
 
-def test_a_superlink_that_is_not_there_is_lost_after_some_patience() -> None:
+def test_an_unreachable_superlink_is_an_error_after_a_timeout() -> None:
     nowhere = Connection(f"127.0.0.1:{free_port()}", insecure=True)
     with pytest.raises(FedlensError, match="does not answer"):
         submit(nowhere, settings={}, client_ref="a:b", server_ref="a:c")
     start = time.monotonic()
     with pytest.raises(FedlensError, match="then run the same command again"):
-        follow(Submitted(nowhere, 1), say=print, patience=1.0)
+        follow(SubmittedRun(nowhere, 1), print_line=print, timeout=1.0)
     assert 1.0 < time.monotonic() - start < 30
 
 
-def test_a_certificate_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_certificate_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FedlensError, match=r"ca\.crt.*certificate"):
         submit(
             Connection("127.0.0.1:1", tmp_path / "ca.crt"),
@@ -118,41 +120,41 @@ def test_a_certificate_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         )
 
 
-def test_tls_to_a_plain_port_is_a_sentence(link: Link) -> None:
+def test_tls_to_a_port_without_tls_is_an_error(link: Link) -> None:
     with pytest.raises(FedlensError, match="certificate and `insecure`"):
         submit(Connection(link.connection.address), settings={}, client_ref="a:b", server_ref="a:c")
 
 
-def test_lines_are_whole_and_a_log_that_breaks_off_goes_on_where_it_was(
+def test_a_log_stream_that_breaks_off_is_resumed_at_the_same_character(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[float] = []
+    requested: list[float] = []
 
     def stream(_: ControlHttpClient, request: StreamLogsRequest) -> Iterator[StreamLogsResponse]:
-        asked.append(request.after_timestamp)
-        if len(asked) == 1:
+        requested.append(request.after_timestamp)
+        if len(requested) == 1:
             yield StreamLogsResponse(log_output="one\ntw", latest_timestamp=1.5)
             raise httpx.ReadError("gone")
         yield StreamLogsResponse(log_output="o\n\nthree\nfo", latest_timestamp=2.5)
-        time.sleep(0.3)  # the end of a run may be known before its last words
+        time.sleep(0.3)  # the run's end may be known before the end of its log
         yield StreamLogsResponse(log_output="ur", latest_timestamp=3.5)
 
-    def watch(_: Submitted, news: submission.News, over: threading.Event, __: float) -> None:
-        while len(asked) < 2:
-            over.wait(0.05)
-        news.put(Ended("completed", ""))
+    def watch(_: SubmittedRun, events: submission.Events, done: threading.Event, __: float) -> None:
+        while len(requested) < 2:
+            done.wait(0.05)
+        events.put(RunEnded("completed", ""))
 
     monkeypatch.setattr(ControlHttpClient, "StreamLogs", stream)
     monkeypatch.setattr(submission, "_watch", watch)
-    monkeypatch.setattr(submission, "PULSE", 0.05)
+    monkeypatch.setattr(submission, "POLL_S", 0.05)
     lines: list[str] = []
-    ended = follow(Submitted(Connection("nowhere:1", insecure=True), 1), say=lines.append)
+    ended = follow(SubmittedRun(Connection("nowhere:1", insecure=True), 1), print_line=lines.append)
     assert ended.status == "completed"
     assert lines == ["one", "two", "", "three", "four"]
-    assert asked == [0.0, 1.5]
+    assert requested == [0.0, 1.5]
 
 
-def test_a_short_silence_of_the_superlink_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_outage_of_the_superlink_is_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.proto.control_pb2 import ListRunsResponse
 
     tries: list[int] = []
@@ -161,22 +163,22 @@ def test_a_short_silence_of_the_superlink_is_borne(monkeypatch: pytest.MonkeyPat
         tries.append(request.run_id)
         if len(tries) in (1, 2):
             raise httpx.ConnectError("gone")
-        found = ListRunsResponse()
-        status = found.run_dict[5].status
+        response = ListRunsResponse()
+        status = response.run_dict[5].status
         status.status, status.sub_status = (
             ("running", "") if len(tries) < 5 else ("finished", "failed")
         )
-        return found
+        return response
 
     monkeypatch.setattr(ControlHttpClient, "ListRuns", runs)
     monkeypatch.setattr(ControlHttpClient, "StreamLogs", lambda *_: iter(()))
-    monkeypatch.setattr(submission, "PULSE", 0.05)
-    submitted = Submitted(Connection("nowhere:1", insecure=True), 5)
-    assert follow(submitted, say=print, patience=20.0) == Ended("failed", "")
+    monkeypatch.setattr(submission, "POLL_S", 0.05)
+    run = SubmittedRun(Connection("nowhere:1", insecure=True), 5)
+    assert follow(run, print_line=print, timeout=20.0) == RunEnded("failed", "")
     assert tries == [5] * 5
 
 
-def test_a_bundle_is_the_same_for_all_values_of_its_settings() -> None:
+def test_a_bundle_does_not_depend_on_the_values_of_the_settings() -> None:
     bundles = {
         submission._bundle({"text": text, "count": count}, "a.b:client", "a.b:server")
         for text, count in (("", 0), (YAML, 7))
@@ -193,8 +195,8 @@ def test_a_bundle_is_the_same_for_all_values_of_its_settings() -> None:
 def test_a_connection_is_read_from_the_folder_of_a_federation(tmp_path: Path) -> None:
     with pytest.raises(FedlensError, match="fedlens flower up"):
         Connection.read(tmp_path)
-    told = {"address": "here:1", "root_certificates": "certificates/ca.crt", "insecure": False}
-    (tmp_path / "superlink.json").write_text(json.dumps(told))
+    content = {"address": "here:1", "root_certificates": "certificates/ca.crt", "insecure": False}
+    (tmp_path / "superlink.json").write_text(json.dumps(content))
     expected = Connection("here:1", tmp_path / "certificates" / "ca.crt", False)
     assert Connection.read(tmp_path) == expected
     (tmp_path / "superlink.json").write_text(

@@ -1,4 +1,4 @@
-"""Tiny run folders on disk, written from the formats that runs write: no model, no training."""
+"""Tiny run folders on disk, in the formats that runs write: no model, no training."""
 
 import hashlib
 import json
@@ -9,7 +9,10 @@ from typing import Any
 
 import yaml
 
-from fedlens.config.schema import Config, rounds, unit
+from fedlens.config.labels import labels
+from fedlens.config.schema import ROW_KEYS, Config, rounds, unit
+from fedlens.registry import REGISTRIES
+from fedlens.reporting.assemble import _typed
 from fedlens.reporting.study.runs import Method, Study, read
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -28,20 +31,59 @@ SMALL = {  # two rounds of four local steps with two of ten clients
 }
 CENTRAL = {"federated.clients": None, "experiment": "quickstart"}
 RIDGE = {"head.name": "ridge", "head.freeze": True}
-ALONE = {**RIDGE, "train.what": "head", "experiment": "federated_ridge"}
+HEAD_ONLY = {**RIDGE, "train.trainable": "head", "experiment": "federated_ridge"}
 NONIID = {"partition.name": "classes", "partition.classes_per_client": 1}
+CYCLIC = {"algorithm.sampling.name": "cyclic"}
+FEDPROX = {"algorithm.proximal": 0.1}
 
 
 def masked(rule: str = "least_sensitive", density: float = 0.1) -> dict[str, Any]:
-    return {"sparse.rule": rule, "sparse.density": density}
+    return {"sparse.rule.name": rule, "sparse.density": density}
 
 
 def config_of(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The small config with dotted keys changed."""
-    made = asdict(Config())
-    for key, value in {**SMALL, **(changes or {})}.items():
-        put(made, key, value)
-    return made
+    """The small config with dotted keys changed; rows have all their parameters."""
+    values = {**SMALL, **(changes or {})}
+    config = asdict(Config())
+    for key, kind in ROW_KEYS.items():
+        chosen = {"name": value_at(config, key)}
+        chosen |= {
+            k.removeprefix(f"{key}."): v for k, v in values.items() if k.startswith(f"{key}.")
+        }
+        put(config, key, _complete(kind, key, chosen))
+    config["head"]["freeze"] = bool(config["head"]["freeze"])
+    for key, value in values.items():
+        if not any(key.startswith(f"{row}.") for row in ROW_KEYS):
+            put(config, key, value)
+    return config
+
+
+def _complete(kind: str, key: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """A row from outside the package, whose plugin is not loaded, stays as it is."""
+    registry = REGISTRIES[kind]
+    return dict(registry.settings(chosen, key)) if chosen["name"] in registry else chosen
+
+
+def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """What a run records of its rows; a row that is not loaded has the label of the default."""
+    known = json.loads(json.dumps(config))
+    for key, kind in ROW_KEYS.items():
+        if value_at(known, key)["name"] not in REGISTRIES[kind]:
+            put(known, key, _complete(kind, key, {"name": value_at(asdict(Config()), key)}))
+    return labels(_plan(known))
+
+
+def _plan(config: Mapping[str, Any]) -> Config:
+    """The config as a schema, without keys that this version does not know."""
+    return _typed(Config, _known(config, asdict(Config())))
+
+
+def _known(tree: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _known(value, schema[key]) if isinstance(schema[key], dict) else value
+        for key, value in tree.items()
+        if key in schema
+    }
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -60,21 +102,25 @@ def write_run(
     validation: float | Sequence[float] = 0.5,
     trains: bool = True,
     name: str = "",
+    recorded: Mapping[str, str] | None = None,
 ) -> Path:
-    """`validation` by epoch or round, or that of the last, which is then the best."""
+    """`validation` by epoch or round, or that of the last, which is then the best.
+
+    `recorded` labels replace those of the registry, as a run with a plugin would record them.
+    """
     config = config_of({**(changes or {}), "seed": seed})
-    plan = _typed(config)
+    plan = _plan(config)
     counted = unit(plan)
     units = 0 if not trains else rounds(plan) if counted == "round" else config["train"]["epochs"]
-    told = json.dumps(config, sort_keys=True)
-    name = name or f"run_s{seed}_{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    text = json.dumps(config, sort_keys=True)
+    name = name or f"run_s{seed}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     config["run"]["name"] = name
     scores = _scores(validation, units)
     best = max(scores, key=lambda number: (scores[number], -number))
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.dump(config, Dumper=DUMPER), encoding="utf-8")
-    what = _what(config, counted)
+    what = {**_what(config, counted), "labels": labels_of(config) | dict(recorded or {})}
     mask = config["sparse"]["density"]
     dump(folder / "manifest.json", {
         "name": name, **what,
@@ -84,7 +130,7 @@ def write_run(
             "device": "cpu", "threads": 1,
             "versions": {"fedlens": "0.1.0", "torch": "2", "timm": "1"},
         }],
-        **({"masks": f"{config['sparse']['rule']}-{mask}-{seed}"} if mask else {}),
+        **({"masks": f"{config['sparse']['rule']['name']}-{mask}-{seed}"} if mask else {}),
     })  # fmt: skip
     metrics = [_metrics(config, counted, number, score) for number, score in scores.items()]
     write_journal(folder, metrics)
@@ -98,7 +144,8 @@ def write_run(
     })  # fmt: skip
     if counted == "round":
         alike = {"min": 1.0, "mean": 1.0, "max": 1.0}
-        summary = dict.fromkeys(("sizes", "classes_per_client", "label_entropy", "emd"), alike)
+        summary = dict.fromkeys(("sizes", "classes_per_client", "label_entropy"), alike)
+        summary["emd"] = dict.fromkeys(("min", "mean", "max"), _skew(config["partition"]))
         statistics = {"clients": 10, "samples": 100, "summary": summary}
         dump(folder / "partition.json", {**config["partition"], "statistics": statistics})
     if mask:
@@ -108,10 +155,9 @@ def write_run(
 
 def write_study(root: Path) -> Path:
     """Two seeds on even data and two with one class per client."""
-    skewed = {"partition.name": "classes", "partition.classes_per_client": 1}
     for seed in (0, 1):
         write_run(root, seed=seed, test=0.6 + seed / 100)
-        write_run(root, skewed, seed=seed, test=0.3 + seed / 50)
+        write_run(root, NONIID, seed=seed, test=0.3 + seed / 50)
     return root
 
 
@@ -143,8 +189,8 @@ def methods_of(root: Path) -> list[Method]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
 
 
 def dump(path: Path, value: Mapping[str, Any]) -> None:
@@ -152,10 +198,10 @@ def dump(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def edit(path: Path, key: str, value: Any) -> None:
-    """Falsifies one dotted key of a JSON file."""
-    found = load(path)
-    put(found, key, value)
-    dump(path, found)
+    """Changes one dotted key of a JSON file."""
+    record = load(path)
+    put(record, key, value)
+    dump(path, record)
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
@@ -168,13 +214,13 @@ def write_journal(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
     (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
 
 
-def _typed(config: Mapping[str, Any]) -> Config:
-    made = Config()
-    made.federated.clients = config["federated"]["clients"]
-    made.federated.rounds = config["federated"]["rounds"]
-    made.federated.local_steps = config["federated"]["local_steps"]
-    made.federated.local_step_budget = config["federated"]["local_step_budget"]
-    return made
+def _skew(partition: Mapping[str, Any]) -> float:
+    """About the label skew that is measured for such a partition."""
+    if partition["name"] == "classes":
+        return 1 - float(partition["classes_per_client"]) / 100
+    if partition["name"] == "dirichlet":
+        return 1 / (1 + float(partition["alpha"]))
+    return 0.01 * float(partition.get("sigma", 0.0))
 
 
 def _scores(validation: float | Sequence[float], units: int) -> dict[int, float]:
@@ -188,7 +234,7 @@ def _scores(validation: float | Sequence[float], units: int) -> dict[int, float]
 
 
 def _what(config: Mapping[str, Any], counted: str) -> dict[str, Any]:
-    said = {
+    record = {
         "data": config["data"]["name"],
         "backbone": config["backbone"]["name"],
         "resolution": config["backbone"]["resolution"],
@@ -196,29 +242,32 @@ def _what(config: Mapping[str, Any], counted: str) -> dict[str, Any]:
         "unit": counted,
     }
     if config["sparse"]["density"]:
-        said |= {"density": config["sparse"]["density"], "mask_rule": config["sparse"]["rule"]}
+        record |= {
+            "density": config["sparse"]["density"],
+            "mask_rule": config["sparse"]["rule"]["name"],
+        }
     if counted == "round":
-        said |= {
+        record |= {
             "clients": config["federated"]["clients"],
             "local_steps": config["federated"]["local_steps"],
-            "algorithm": config["algorithm"]["name"],
+            "algorithm": labels_of(config)["algorithm"],
             "partition": config["partition"],
         }
-    return said
+    return record
 
 
 def _metrics(config: Mapping[str, Any], counted: str, number: int, score: float) -> dict[str, Any]:
-    found: dict[str, Any] = {counted: number, "validation": {"loss": 1.0, "top1": score}}
+    record: dict[str, Any] = {counted: number, "validation": {"loss": 1.0, "top1": score}}
     if number and counted == "epoch":
-        found |= {"steps": 7, "train": {"loss": 1.0, "accuracy": 0.5}}
+        record |= {"steps": 7, "train": {"loss": 1.0, "accuracy": 0.5}}
     elif number:
         cohort = round(config["federated"]["clients"] * config["federated"]["participation"])
-        found |= {
+        record |= {
             "participants": list(range(cohort)), "train": {"loss": 1.0, "accuracy": 0.5},
             "bytes_down": 2 * MEGABYTE, "bytes_up": MEGABYTE,
             "drift": float(number), "cosine": 0.5, "sign_agreement": None,
         }  # fmt: skip
-    return found
+    return record
 
 
 def _facts(config: Mapping[str, Any], mask: float | None) -> dict[str, Any]:
@@ -241,7 +290,18 @@ def _mask(density: float) -> dict[str, Any]:
 
 
 def value_at(tree: Mapping[str, Any], key: str) -> Any:
-    found: Any = tree
+    value: Any = tree
     for step in key.split("."):
-        found = found[step]
-    return found
+        value = value[step]
+    return value
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """All dotted keys of a config that are not groups."""
+    return [
+        key
+        for name, value in tree.items()
+        for key in (
+            leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+        )
+    ]

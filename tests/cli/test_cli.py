@@ -1,0 +1,89 @@
+"""The command line without runs: rows, their parameters, numbers, and how fast it starts."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from fedlens.cli import app
+from fedlens.cli.arithmetic import _merge_methods
+from fedlens.cli.numbers import assignment
+from fedlens.errors import FedlensError
+from fedlens.registry import REGISTRIES, merge_method
+
+HEAVY = {"torch", "matplotlib", "hydra", "omegaconf", "pandas", "scipy", "optuna"}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    typer.main.get_command(app).main(list(words), standalone_mode=False)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["ls"], ["config", "rows"]])
+def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
+    program = (
+        f"import sys; sys.argv = ['fedlens', *{words!r}]\n"
+        "from fedlens.cli import app\n"
+        "try:\n    app()\nexcept SystemExit:\n    pass\n"
+        f"print(sorted({HEAVY!r} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+
+
+def test_rows_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "config", "rows")
+    for kind, registry in REGISTRIES.items():
+        assert kind in text
+        assert all(name in text for name in registry.names)
+    assert "algorithm.aggregator=NAME" in text
+
+
+def test_rows_of_a_kind_show_labels_parameters_and_papers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "config", "rows", "merge_method")
+    for row in merge_method:
+        assert f"{row.name}  ({row.label})" in text
+        assert row.paper in text
+        assert all(f"{one.name}: {one.type_name}" in text for one in row.parameters)
+    assert printed(capsys, "config", "rows", "partition") == printed(
+        capsys, "config", "rows", "partitioner"
+    )
+    with pytest.raises(FedlensError, match="did you mean 'aggregator'"):
+        printed(capsys, "config", "rows", "agregator")
+
+
+def test_merge_methods_take_the_parameters_they_read() -> None:
+    plain = _merge_methods(["ties", "dare"], [])
+    assert plain == {
+        name: {k: v for k, v in merge_method[name].defaults.items() if k != "scale"}
+        for name in ("ties", "dare")
+    }
+    changed = _merge_methods(["ties", "dare", "average"], ["density=0.5", "dare.density=1"])
+    assert changed == {"ties": {"density": 0.5}, "dare": {"density": 1.0}, "average": {}}
+
+
+@pytest.mark.parametrize(
+    ("methods", "word", "message"),
+    [
+        (["tie"], "density=0.5", "did you mean 'ties'"),
+        (["ties"], "density=0", r"ties.density=0.* must be in"),
+        (["ties"], "outliers=0.1", "is not read by ties: "),
+        (["average"], "density=0.1", "they have no parameters"),
+        (["ties"], "scale=2", "is not read by ties"),
+        (["ties"], "density", "KEY=VALUE"),
+    ],
+)
+def test_other_parameters_are_refused(methods: list[str], word: str, message: str) -> None:
+    with pytest.raises(FedlensError, match=message):
+        _merge_methods(methods, [word])
+
+
+def test_values_of_a_command_line() -> None:
+    words = ["a=1", "a=1e-3", "a=true", "a=null", "a=text", "a=b=c"]
+    values = [assignment(word, "--parameter")[1] for word in words]
+    assert values == [1, 0.001, True, None, "text", "b=c"]

@@ -1,0 +1,274 @@
+"""Remote clients through the ClientApp and a grid in this process, with a host of a few numbers."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedlens.errors import FedlensError
+from fedlens.federated.flower import client_app, messages
+from fedlens.federated.flower.differential_privacy import PrivacySettings
+from fedlens.federated.flower.engine import FlowerClients
+from fedlens.federated.flower.messages import ARRAYS, CONFIG
+from fedlens.federated.flower.roster import Roster
+from fedlens.federated.flower.secure_aggregation import SecureSettings, max_rounding_error
+from fedlens.federated.flower.setup import Setup
+from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, Stage
+from fedlens.models.heads import Statistics
+from fedlens.params import Params
+from fedlens.sparse.fisher import Sensitivity
+from fedlens.sparse.masks import Masks, Ranking
+from fedlens.training.step import Tally
+from tests.federated.flower.inprocess import InProcessGrid, Spoil
+
+SIZES = [4, 2, 6]
+START = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor([0.5, -0.5])}
+WIDTH, CLASSES = 3, 2
+ORDER = torch.tensor([2, 0, 1], dtype=torch.int32)
+RANKING = Ranking({"weight": torch.Size([3])}, {("weight",): ORDER})
+
+
+class Host:
+    """A node of one client k, whose update adds 0.01·(k + 1), or the correction if there is one."""
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+
+    def introduction(self) -> dict[str, Any]:
+        return {"clients": [self.client], "identity": None}
+
+    def layout(self, setup: Setup, stage: str) -> Params:
+        return START
+
+    def train(
+        self, setup: Setup, stage: Stage, task: ClientTask, parameters: Params
+    ) -> ClientUpdate:
+        task = replace(task, examples=SIZES[task.client])
+        if task.correction:
+            trained = {name: value + task.correction[name] for name, value in parameters.items()}
+        else:
+            change = 0.01 * (task.client + 1)
+            trained = {name: value + change for name, value in parameters.items()}
+        return ClientUpdate(task, trained, Tally(task.lr, task.steps, task.examples))
+
+    def statistics(self, setup: Setup, client: int) -> Statistics:
+        features = torch.full((SIZES[client], WIDTH), float(client + 1))
+        return Statistics.of(features, torch.zeros(SIZES[client], dtype=torch.int64), CLASSES)
+
+    def sensitivity(
+        self, setup: Setup, client: int, round_: int, parameters: Params
+    ) -> Sensitivity:
+        sums = {name: value.double() * (round_ + 1) for name, value in parameters.items()}
+        return Sensitivity(sums, SIZES[client])
+
+    def ranking(self, setup: Setup, client: int) -> Ranking:
+        return Ranking(RANKING.shapes, {("weight",): ORDER.roll(client)})
+
+
+def encode(head: nn.Linear | None, masks: Masks | None) -> Setup:
+    described = {"head": head is not None, "masks": sorted(masks or {})}
+    return Setup(json.dumps(described), {} if head is None else {"head": head.weight})
+
+
+def described(clients: FlowerClients) -> dict[str, Any]:
+    assert clients.roster.setup is not None
+    content: dict[str, Any] = json.loads(clients.roster.setup.config)
+    return content
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
+    client_app._stored.cache_clear()
+    yield
+    client_app._stored.cache_clear()
+
+
+def remote(
+    privacy: PrivacySettings | None = None,
+    *,
+    secure: SecureSettings | None = None,
+    spoil: Spoil | None = None,
+    losses: bool = True,
+) -> FlowerClients:
+    def host_of(context: Context) -> Host:
+        return Host(int(context.node_config["client"]))
+
+    protection = (privacy or PrivacySettings(), secure is not None)
+    app = client_app.client_app(host_of, lambda setup: protection)
+    grid = InProcessGrid(app, {100 + k: {"client": k} for k in range(len(SIZES))}, spoil)
+    roster = Roster(grid, clients=len(SIZES), identity=None, deadline=0.5, check=lambda: None)
+    roster.wait_for_all()
+    return FlowerClients(roster, SIZES, encode=encode, extra={}, secure=secure, losses=losses)
+
+
+def tasks(**changes: Any) -> list[ClientTask]:
+    return [ClientTask(1, k, steps=3, lr=0.1, examples=n, **changes) for k, n in enumerate(SIZES)]
+
+
+def test_remote_clients_implement_the_protocol() -> None:
+    clients: Clients = remote()
+    assert clients.sizes == SIZES
+
+
+@pytest.mark.parametrize("stage", ["head", "rounds"])
+def test_updates_are_those_of_the_hosts(stage: Stage) -> None:
+    updates = list(remote().engine(stage).updates(START, tasks()))
+    assert [update.task for update in updates] == tasks()
+    assert [update.tally for update in updates] == [Tally(0.1, 3, n) for n in SIZES]
+    assert all(update.individual and update.fault is None for update in updates)
+    for k, update in enumerate(updates):
+        expected = {name: value + 0.01 * (k + 1) for name, value in START.items()}
+        assert all(torch.equal(update.parameters[name], expected[name]) for name in START)
+
+
+def test_a_correction_reaches_the_host() -> None:
+    correction = {name: torch.full_like(value, 0.25) for name, value in START.items()}
+    for update in remote().engine("rounds").updates(START, tasks(correction=correction)):
+        assert torch.equal(update.parameters["weight"], START["weight"] + 0.25)
+
+
+def test_without_losses_updates_have_no_tally() -> None:
+    local = PrivacySettings("local", clip_norm=0.5)
+    updates = list(remote(local, losses=False).engine("rounds").updates(START, tasks()))
+    assert [update.tally for update in updates] == [None] * len(SIZES)
+    assert all(update.individual and update.fault is None for update in updates)
+
+
+def test_updates_of_secure_aggregation_are_the_mean_and_not_individual() -> None:
+    settings = SecureSettings(max_update_value=0.1)
+    updates = list(remote(secure=settings).engine("rounds").updates(START, tasks()))
+    weighted = sum(0.01 * (k + 1) * n for k, n in enumerate(SIZES)) / sum(SIZES)
+    bound = max_rounding_error(settings, SIZES, max(SIZES)) + 1e-6  # of float32
+    for update, n in zip(updates, SIZES, strict=True):
+        assert not update.individual
+        assert update.tally == Tally(0.1, 3, n)
+        change = update.parameters["weight"] - START["weight"]
+        assert (change - weighted).abs().max() <= bound
+
+
+def test_a_host_that_requires_secure_aggregation_sends_nothing_else() -> None:
+    clients = remote(secure=SecureSettings())
+    clients.secure = None
+    with pytest.raises(FedlensError, match="by secure aggregation only"):
+        list(clients.engine("rounds").updates(START, tasks()))
+
+
+def test_a_round_without_any_update_ends_the_run() -> None:
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if "stage" not in message.content.config_records[CONFIG]:
+            return reply
+        return Message(messages.encode_fault("The disk is full."), reply_to=_received(reply))
+
+    with pytest.raises(FedlensError, match=r"None of the 3 .* \(The disk is full\): check"):
+        list(remote(spoil=spoil).engine("rounds").updates(START, tasks()))
+
+
+def test_what_was_shared_stays_in_the_setup() -> None:
+    clients = remote()
+    clients.engine("rounds")
+    assert described(clients) == {"head": False, "masks": []}
+    clients.share(head=nn.Linear(WIDTH, CLASSES))
+    assert described(clients) == {"head": True, "masks": []}
+    clients.share(masks={"weight": torch.ones(3, dtype=torch.bool)})
+    assert described(clients) == {"head": True, "masks": ["weight"]}
+
+
+def test_a_setup_is_sent_once_to_every_node() -> None:
+    clients = remote()
+    for _ in range(2):
+        list(clients.engine("rounds").updates(START, tasks()))
+    sent = clients.roster.grid.grid.sent  # type: ignore[attr-defined]
+    assert sum(messages.SETUP in message.content for _, message in sent) == len(SIZES)
+
+
+def test_statistics_add_up_over_the_clients() -> None:
+    total = remote().statistics(WIDTH, CLASSES)
+    assert total.counts.tolist() == [sum(SIZES), 0]
+    assert total.class_sums[0, 0] == sum((k + 1) * n for k, n in enumerate(SIZES))
+    own = [Host(k).statistics(encode(None, None), k) for k in range(len(SIZES))]
+    assert torch.equal(total.xtx, sum(own[1:], own[0]).xtx)
+
+
+def test_sensitivities_come_in_the_order_of_the_clients() -> None:
+    scores = list(remote().sensitivities([2, 0], 1, START))
+    assert [one.count for one in scores] == [SIZES[2], SIZES[0]]
+    assert all(torch.equal(one.sums["weight"], START["weight"].double() * 2) for one in scores)
+
+
+def test_rankings_come_in_the_order_of_the_clients() -> None:
+    rankings = list(remote().rankings([1, 2], RANKING))
+    assert [one.shapes for one in rankings] == [RANKING.shapes] * 2
+    assert [one.orders["weight",].tolist() for one in rankings] == [[1, 2, 0], [0, 1, 2]]
+
+
+def _received(reply: Message) -> Message:
+    """A message that a new reply can refer to in place of `reply`."""
+    metadata = reply.metadata
+    message = Message(
+        RecordDict(), dst_node_id=metadata.src_node_id, message_type=metadata.message_type
+    )
+    message.metadata.__dict__["_message_id"] = metadata.reply_to_message_id
+    return message
+
+
+INVALID: dict[str, tuple[RecordDict, str]] = {
+    "nothing": (RecordDict(), "sent an invalid reply"),
+    "a fault": (
+        messages.encode_fault("The shard is damaged."),
+        r"ranking \(The shard is damaged\)",
+    ),
+    "equal positions": (
+        messages.query("ranking", arrays={"0": torch.zeros(3, dtype=torch.int32)}),
+        "not a permutation",
+    ),
+    "a position too large": (
+        messages.query("ranking", arrays={"0": torch.tensor([0, 1, 3], dtype=torch.int32)}),
+        "not a permutation",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INVALID)
+def test_an_invalid_ranking_is_an_error_that_names_the_client(what: str) -> None:
+    content, reason = INVALID[what]
+
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if message.content.config_records[CONFIG].get("ask") != "ranking" or node != 101:
+            return reply
+        return Message(content, reply_to=_received(reply))
+
+    with pytest.raises(FedlensError, match=rf"Client 1 .*{reason}"):
+        list(remote(spoil=spoil).rankings([0, 1, 2], RANKING))
+
+
+@pytest.mark.parametrize("count", [None, 0])
+def test_scores_without_examples_are_an_error(count: int | None) -> None:
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if message.content.config_records[CONFIG].get("ask") == "sensitivity":
+            reply.content[CONFIG] = ConfigRecord({} if count is None else {"count": count})
+        return reply
+
+    with pytest.raises(FedlensError, match=r"Client 0 .*number of examples"):
+        list(remote(spoil=spoil).sensitivities([0], 0, START))
+
+
+def test_statistics_that_are_not_finite_are_an_error() -> None:
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if message.content.config_records[CONFIG].get("ask") == "statistics":
+            shapes = Statistics.shapes(WIDTH, CLASSES).items()
+            values = {n: torch.full(s, torch.nan, dtype=torch.float64) for n, s in shapes}
+            reply.content[ARRAYS] = messages.encode_tensors(values)
+        return reply
+
+    with pytest.raises(FedlensError, match="Client 0 sent values that are not finite"):
+        list(remote(spoil=spoil).statistics(WIDTH, CLASSES))
