@@ -1,7 +1,7 @@
 """The headline table of a study's records, as Markdown: ways of training × partitions.
 
 Test top-1 in %, mean ± 95 % t-interval over seeds; a number without ± is one seed. Run:
-python results/headline.py results/cifar100_cpu/runs
+python results/headline.py results/cifar100_cpu/runs.tar.xz
 """
 
 import sys
@@ -14,13 +14,13 @@ from fedlens.reporting.study.runs import Method
 
 COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")
 STEPS, DENSITY, CALIBRATION = 4, 0.1, 4  # of the headline; sweeps of them are in the report
-NAMES = {
-    "ridge head alone": "ridge head, from clients' statistics",
-    "class-mean head alone": "class means, likewise",
-    "linear head only": "linear head trained on frozen features",
-    "everything, linear head": "everything, linear head trained along",
-    "everything, ridge head frozen": "everything, ridge head frozen",
-}
+ORDER = (  # of the rows, by what is trained
+    "ridge head, no fine-tuning",
+    "class-mean head, no fine-tuning",
+    "linear head trained, backbone frozen",
+    "full fine-tuning, linear head trained jointly",
+    "full fine-tuning, ridge head frozen",
+)
 
 
 def headline(places: Iterable[Path]) -> str:
@@ -40,30 +40,30 @@ def _shown(method: Method) -> bool:
 
 
 def _name(method: Method) -> str:
-    said = NAMES[labels.trained(method)]
+    name = labels.trained(method)
     if labels.sparse(method):
-        said = f"{labels.rule(method)} tenth, ridge head frozen"
+        name = f"{labels.rule(method)} {DENSITY:.0%} of the weights, ridge head frozen"
     algorithm = labels.algorithm(method)
-    return said if algorithm == "FedAvg" else f"{said}, {algorithm}"
+    return name if algorithm == "FedAvg" else f"{name}, {algorithm}"
 
 
 def _order(method: Method) -> tuple[int, bool, bool, str, str]:
-    kind, algorithm = list(NAMES).index(labels.trained(method)), labels.algorithm(method)
+    kind, algorithm = ORDER.index(labels.trained(method)), labels.algorithm(method)
     return kind, algorithm != "FedAvg", labels.sparse(method), labels.rule(method), algorithm
 
 
 def _cells(row: list[Method]) -> list[str]:
-    found = []
+    cells = []
     for column in COLUMNS:
         here = [method for method in row if labels.partition(method) == column]
-        found.append(_number(chosen(here)) if here else "")
-    return found
+        cells.append(_number(chosen(here)) if here else "")
+    return cells
 
 
 def _number(method: Method) -> str:
-    got = method.test
-    half = "" if got.half is None else f" ± {got.half:.2f}"
-    return f"{got.mean:.2f}{half}"
+    accuracy = method.test
+    half = "" if accuracy.half is None else f" ± {accuracy.half:.2f}"
+    return f"{accuracy.mean:.2f}{half}"
 
 
 def _line(cells: list[str]) -> str:

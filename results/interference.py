@@ -1,7 +1,7 @@
-"""How far clients' updates pull one way, from a study's records: mean cosine of two, by partition.
+"""Mean cosine of two clients' updates in a round, from a study's records, by partition.
 
 Over all pairs of a round, then rounds, then seeds; FedAvg at J = 4, what is trained by rows. Run:
-python results/interference.py results/cifar100_cpu/runs
+python results/interference.py results/cifar100_cpu/runs.tar.xz
 """
 
 import sys
@@ -29,7 +29,7 @@ def cosines(places: Iterable[Path]) -> dict[tuple[str, str], float]:
 def _shown(method: Method) -> bool:
     return (
         labels.federated(method)
-        and labels.trained(method) == "everything, ridge head frozen"
+        and labels.trained(method) == "full fine-tuning, ridge head frozen"
         and labels.algorithm(method) == "FedAvg"
         and method.get("federated.local_steps") == STEPS
         and method.get("sparse.density") in DENSITIES
