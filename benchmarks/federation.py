@@ -1,9 +1,10 @@
-"""A federation on given parts, with its records in a temporary folder: what benchmarks measure.
+"""Federated rounds on a given model and data, recorded in a temporary folder, for benchmarks.
 
-It is the loop that `fedlens run` plays, recording included; only evaluation is left out.
+The loop is that of `fedlens run`, records included; only evaluation is left out.
 """
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -11,25 +12,27 @@ from pathlib import Path
 
 import torch
 
-from fedlens.config.compose import compose
-from fedlens.data.images import Examples
+from fedlens.config.compose import compose, row_of
+from fedlens.data.examples import Examples
+from fedlens.data.images import Images
 from fedlens.data.partition import Partition
 from fedlens.data.partition_statistics import histogram
 from fedlens.data.splits import SealedTest
-from fedlens.experiments.build import Parts
-from fedlens.experiments.engine import choose_engine
-from fedlens.experiments.evaluation import Measure
-from fedlens.experiments.federated_loop import Federation
+from fedlens.experiments import settings
+from fedlens.experiments.build import Experiment, FrozenFeatures
+from fedlens.experiments.clients import experiment_host
+from fedlens.experiments.evaluation import Evaluator
+from fedlens.experiments.federated_loop import FederatedLoop
 from fedlens.experiments.loop import Loop
+from fedlens.federated.host import LocalClients
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.stop import StopRequest
-from fedlens.store.checkpoints import Checkpoints
-from fedlens.store.ledger import Ledger
+from fedlens.store.checkpoints import Checkpoints, Journals
 from fedlens.store.run_folder import RunFolder
 from fedlens.store.tracking import open_tracker
 from fedlens.training.precision import Precision
 
-ENDLESS = 10**6  # rounds, and evaluations and checkpoints as rarely
+ENDLESS = 10**6  # rounds; evaluations and checkpoints are as rare
 
 
 def equal_shards(clients: int, size: int) -> Partition:
@@ -37,35 +40,40 @@ def equal_shards(clients: int, size: int) -> Partition:
     return Partition(torch.arange(clients * size), torch.arange(clients + 1) * size)
 
 
-def parts(model: Classifier, train: Examples, shards: Partition, classes: int) -> Parts:
-    def absent() -> object:
-        raise AssertionError("a benchmark looks at no test data")
-
-    return Parts(
+def experiment(
+    model: Classifier, train: Examples, partition: Partition, classes: int
+) -> Experiment:
+    """Without validation and test data."""
+    none = torch.arange(0)
+    return Experiment(
         model=model,
         train=train,
-        partition=shards,
-        held_classes=histogram(shards, train.labels.cpu(), classes),
+        partition=partition,
+        class_counts=histogram(partition, train.labels.cpu(), classes),
         validation=None,
-        test=SealedTest(absent),  # type: ignore[arg-type]
+        test=SealedTest(_no_images),
         test_examples=lambda images: train,
         classes=classes,
         precision=Precision("fp32", "cpu"),
-        prepared=False,
-        inputs={},
-        facts={},
+        features=FrozenFeatures(lambda: none, Images(none, none), none, none),
+        head_is_fitted=False,
+        head_is_frozen=False,
+        input_hashes={},
     )
 
 
+def _no_images() -> Images:
+    raise AssertionError("a benchmark has no test data")
+
+
 @contextmanager
-def federation(given: Parts, overrides: Sequence[str]) -> Iterator[Federation]:
-    """With the config of fedavg_iid and `overrides`; lr constant, nothing evaluated."""
-    shards = given.partition
-    assert shards is not None
+def federation(experiment: Experiment, overrides: Sequence[str]) -> Iterator[FederatedLoop]:
+    """Rounds by the config of fedavg_iid with `overrides`: constant lr, nothing evaluated."""
+    assert experiment.partition is not None
     config = compose(
         "fedavg_iid",
         [
-            f"federated.clients={len(shards)}",
+            f"federated.clients={len(experiment.partition)}",
             f"federated.rounds={ENDLESS}",
             f"evaluate.every={ENDLESS - 1}",
             f"checkpoint.every={ENDLESS - 1}",
@@ -75,29 +83,39 @@ def federation(given: Parts, overrides: Sequence[str]) -> Iterator[Federation]:
         ],
     )
     stop = StopRequest()
+    host = experiment_host(config, experiment, stop, row_of(config, "engine"))
+    clients = LocalClients(host, experiment.partition.sizes.tolist())
     with (
         tempfile.TemporaryDirectory() as name,
         open_tracker("none", Path(name), project="", mode="offline", config={}) as tracker,
     ):
         folder = RunFolder(Path(name))
-        ledger = Ledger(folder, Checkpoints(folder.checkpoints))
-        measure = Measure(given.model, given, batch_size=256, stop=stop)
-        loop = Loop(config, measure, ledger, tracker, total=ENDLESS, began=0.0)
-        engine, _ = choose_engine(config, given)
+        journals = Journals(folder, Checkpoints(folder.checkpoints))
+        evaluator = Evaluator(experiment.model, experiment, batch_size=256, stop=stop)
+        loop = Loop(
+            settings.loop(config),
+            evaluator,
+            journals,
+            tracker,
+            total=ENDLESS,
+            began=time.monotonic(),
+        )
+        engine = clients.engine("rounds")
+        federated = settings.federated(config, experiment.precision)
         try:
-            yield Federation(config, given, engine, loop, stop, folder)
+            yield FederatedLoop(federated, experiment, clients, engine, loop, stop, folder)
         finally:
             engine.close()
 
 
-def rounds(played: Federation, each: int = 1) -> Callable[[], int]:
-    """A turn of `each` whole rounds, recorded; returns how many they were."""
+def rounds(federated: FederatedLoop, each: int = 1) -> Callable[[], int]:
+    """A function that runs and records `each` rounds, and returns how many they were."""
     numbers = count(1)
 
-    def turn() -> int:
+    def work() -> int:
         for _ in range(each):
-            record, timing = played.play(next(numbers), lambda: None)
-            played.loop.close(played, record, timing)
+            record, timings = federated.run_round(next(numbers), lambda: None)
+            federated.loop.finish_unit(federated, record, timings)
         return each
 
-    return turn
+    return work

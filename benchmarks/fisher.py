@@ -2,7 +2,7 @@
 
 The loop differentiates the graph of the whole batch once per example, with weight gradients, as
 TaLoS's own code does; a few examples of it are timed and scaled up to the batch. The cost of our
-pass is also told as a multiple of one plain forward and backward pass of the same batch.
+pass is also reported as a multiple of one plain forward and backward pass of the same batch.
 Run: python benchmarks/fisher.py
 """
 
@@ -14,11 +14,11 @@ from fedlens import rng
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
-from fedlens.sparse.per_example_gradients import Squares
+from fedlens.sparse.per_example_gradients import SquaredGradients
 from side_by_side import compare, print_table, print_verdict
 
 BACKBONE, RESOLUTION, BATCH, CLASSES = "dino_vits16", 96, 64, 100
-TIMED = 4  # examples of the loop a turn
+TIMED = 4  # examples of the loop in a repeat
 MIN_SPEED_UP, MAX_COST = 25.0, 1.5
 
 
@@ -33,39 +33,41 @@ def scored(model: Classifier) -> list[str]:
     ]
 
 
-def ours(squares: Squares, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], int]:
-    def turn() -> int:
+def ours(
+    squares: SquaredGradients, inputs: torch.Tensor, labels: torch.Tensor
+) -> Callable[[], int]:
+    def work() -> int:
         squares.add(inputs, lambda logits: [logits.gather(1, labels[:, None])[:, 0]])
         return BATCH
 
-    return turn
+    return work
 
 
 def plain(model: Classifier, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], int]:
-    def turn() -> int:
+    def work() -> int:
         model.zero_grad()
         model(inputs).gather(1, labels[:, None]).sum().backward()
         return BATCH
 
-    return turn
+    return work
 
 
 def loop(
     model: Classifier, names: list[str], inputs: torch.Tensor, labels: torch.Tensor
 ) -> Callable[[], int]:
-    """The graph is made beforehand: next to 64 backward passes a forward pass is nothing."""
+    """The graph is made beforehand: a forward pass costs little next to 64 backward passes."""
     weights = [model.get_parameter(name) for name in names]
     sums = [torch.zeros_like(weight) for weight in weights]
     targets = model(inputs).gather(1, labels[:, None])[:, 0]
 
-    def turn() -> int:
+    def work() -> int:
         for target in targets[:TIMED]:
             gradients = torch.autograd.grad(target, weights, retain_graph=True)
             for total, gradient in zip(sums, gradients, strict=True):
                 total.addcmul_(gradient, gradient)
         return TIMED
 
-    return turn
+    return work
 
 
 def main() -> None:
@@ -76,34 +78,34 @@ def main() -> None:
     inputs = torch.randn(BATCH, 3, RESOLUTION, RESOLUTION, generator=draw)
     labels = torch.randint(CLASSES, (BATCH,), generator=draw)
     names = scored(model)
-    squares = Squares(model, names, inputs[:2])
+    squares = SquaredGradients(model, names, inputs[:2])
     one_pass = ours(squares, inputs, labels)
     cost = compare(
-        {"plain": plain(model, inputs, labels), "one pass": one_pass}, min_turns=5, max_turns=9
+        {"plain": plain(model, inputs, labels), "one pass": one_pass}, min_repeats=5, max_repeats=9
     )
     model.zero_grad()
     slow = compare(
         {"one pass": one_pass, "loop": loop(model, names, inputs, labels)},
-        min_turns=2,
-        max_turns=3,
+        min_repeats=2,
+        max_repeats=3,
         uncertainty=0.1,
     )
     print(
         f"{BACKBONE}, {RESOLUTION} px, batch {BATCH}, {len(names)} weights scored, "
         f"{torch.get_num_threads()} threads; examples per second "
-        f"(of the loop, {TIMED} examples a turn and no forward pass)"
+        f"(of the loop, {TIMED} examples in a repeat and no forward pass)"
     )
     print_table(
-        ["against", "one pass", "the other", "ratio", "turns"],
+        ["against", "one pass", "the other", "ratio", "repeats"],
         [
             [
                 name,
-                f"{found.speed('one pass'):.2f}",
-                f"{found.speed(other):.2f}",
-                f"{found.ratio:.2f}",
-                str(len(found.ratios)),
+                f"{comparison.speed('one pass'):.2f}",
+                f"{comparison.speed(other):.2f}",
+                f"{comparison.ratio:.2f}",
+                str(len(comparison.ratios)),
             ]
-            for name, other, found in (
+            for name, other, comparison in (
                 ("the loop", "loop", slow),
                 ("a plain pass (as cost)", "plain", cost),
             )

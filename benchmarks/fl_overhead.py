@@ -1,7 +1,7 @@
 """What federation costs: rounds of FedAvg against a bare loop with the same number of steps.
 
 Ours samples the cohort, gathers and normalises uint8 images, loads and aggregates parameters,
-observes drift, cosine and signs, and writes records; the bare loop trains one model on tensors
+computes diagnostics, and writes records; the bare loop trains one model on tensors
 prepared beforehand. Run: python benchmarks/fl_overhead.py
 """
 
@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from federation import equal_shards, federation, parts, rounds
+from federation import equal_shards, experiment, federation, rounds
 from fedlens import rng
-from fedlens.data.examples import ImageExamples, Pipeline
+from fedlens.data.examples import ImageExamples
 from fedlens.data.images import Images
+from fedlens.data.transforms import Pipeline
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
@@ -28,14 +29,14 @@ MIN_RATIO = 0.95
 def bare(model: Classifier, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], int]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
 
-    def turn() -> int:
+    def work() -> int:
         for _ in range(COHORT * STEPS):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
         return 1
 
-    return turn
+    return work
 
 
 def main() -> None:
@@ -51,25 +52,25 @@ def main() -> None:
     first = torch.arange(BATCH)
     plain = bare(copy.deepcopy(model), examples.batch(first), images.labels[first])
     shards = equal_shards(CLIENTS, BATCH * STEPS)
-    told = [f"federated.local_steps={STEPS}", f"train.batch_size={BATCH}", "augment=none"]
-    with federation(parts(model, examples, shards, CLASSES), told) as played:
-        found = compare(
-            {"fedlens": rounds(played), "bare": plain},
-            min_turns=3,
-            max_turns=4,
+    overrides = [f"federated.local_steps={STEPS}", f"train.batch_size={BATCH}", "augment=none"]
+    with federation(experiment(model, examples, shards, CLASSES), overrides) as federated:
+        comparison = compare(
+            {"fedlens": rounds(federated), "bare": plain},
+            min_repeats=3,
+            max_repeats=4,
             uncertainty=0.01,
         )
-    seconds = [f"{1 / found.speed(side):.2f}" for side in found.speeds]
+    seconds = [f"{1 / comparison.speed(side):.2f}" for side in comparison.speeds]
     print(
         f"{BACKBONE} at {RESOLUTION} px, {COHORT} clients × {STEPS} steps × batch {BATCH}, "
         f"{torch.get_num_threads()} threads; seconds per round"
     )
     print_table(
-        ["fedlens", "bare loop", "ratio", "turns"],
-        [[*seconds, f"{found.ratio:.3f}", str(len(found.ratios))]],
+        ["fedlens", "bare loop", "ratio", "repeats"],
+        [[*seconds, f"{comparison.ratio:.3f}", str(len(comparison.ratios))]],
     )
-    met = found.ratio >= MIN_RATIO
-    print_verdict("fl_overhead", {"ratio": found.ratio}, {"min_ratio": MIN_RATIO}, met)
+    met = comparison.ratio >= MIN_RATIO
+    print_verdict("fl_overhead", {"ratio": comparison.ratio}, {"min_ratio": MIN_RATIO}, met)
 
 
 if __name__ == "__main__":

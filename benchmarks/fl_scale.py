@@ -1,8 +1,8 @@
 """What more clients cost: time per round for many clients, peak memory for large cohorts.
 
 Time: K = 100 against K = 100,000 clients with shards of one size, at the same cohort of 10. Memory:
-the peak of a process that plays rounds with 100 clients over that of one with 10, on a model whose
-parameters outweigh the rest. Run: python benchmarks/fl_scale.py
+the peak of a process whose rounds have 100 clients over that of one with 10, on a model whose
+parameters take more memory than all else. Run: python benchmarks/fl_scale.py
 """
 
 import argparse
@@ -13,9 +13,10 @@ import sys
 import torch
 from torch import nn
 
-from federation import equal_shards, federation, parts, rounds
+from federation import equal_shards, experiment, federation, rounds
 from fedlens import rng
-from fedlens.data.examples import FeatureExamples
+from fedlens.data.examples import TensorExamples
+from fedlens.experiments.build import Experiment
 from fedlens.models import heads
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
@@ -32,49 +33,49 @@ def network(hidden: int) -> Classifier:
     return Classifier(nn.Sequential(*layers), heads.linear(hidden, CLASSES, 0))
 
 
-def world(clients: int, hidden: int) -> object:
+def setting(clients: int, hidden: int) -> Experiment:
     draw = rng.generator(0, "benchmark")
     count = clients * SHARD
-    features = torch.randn(count, INPUTS, generator=draw)
+    inputs = torch.randn(count, INPUTS, generator=draw)
     labels = torch.randint(CLASSES, (count,), generator=draw)
     shards = equal_shards(clients, SHARD)
-    return parts(network(hidden), FeatureExamples(features, labels), shards, CLASSES)
+    return experiment(network(hidden), TensorExamples(inputs, labels), shards, CLASSES)
 
 
-def told(clients: int, cohort: int) -> list[str]:
-    return [
-        f"federated.participation={cohort / clients}",
-        f"train.batch_size={BATCH}",
-        "engine.vectorise=false",
-    ]
+def overrides(clients: int, cohort: int) -> list[str]:
+    return [f"federated.participation={cohort / clients}", f"train.batch_size={BATCH}"]
 
 
 def peak_memory(cohort: int) -> float:
-    """MiB of a child process that plays three rounds of `cohort` clients."""
+    """MiB of a child process that runs three rounds of `cohort` clients."""
     child = [sys.executable, __file__, "--cohort", str(cohort)]
     return float(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
 
 
-def play_in_child(cohort: int) -> None:
-    with federation(world(FEW, LARGE), told(FEW, cohort)) as played:
-        rounds(played, 3)()
+def run_in_child(cohort: int) -> None:
+    with federation(setting(FEW, LARGE), overrides(FEW, cohort)) as federated:
+        rounds(federated, 3)()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cohort", type=int, help="what the child process is asked for")
+    parser.add_argument(
+        "--cohort",
+        type=int,
+        help="clients a round, in a child process",
+    )
     if cohort := parser.parse_args().cohort:
-        play_in_child(cohort)
+        run_in_child(cohort)
         return
     keep_large_blocks()
     with (
-        federation(world(MANY, SMALL), told(MANY, COHORT)) as many,
-        federation(world(FEW, SMALL), told(FEW, COHORT)) as few,
+        federation(setting(MANY, SMALL), overrides(MANY, COHORT)) as many,
+        federation(setting(FEW, SMALL), overrides(FEW, COHORT)) as few,
     ):
-        found = compare({f"K={MANY:,}": rounds(many, 20), f"K={FEW}": rounds(few, 20)})
-    time_ratio = 1 / found.ratio
-    seconds = [f"{1000 / found.speed(side):.1f} ms" for side in found.speeds]
+        comparison = compare({f"K={MANY:,}": rounds(many, 20), f"K={FEW}": rounds(few, 20)})
+    time_ratio = 1 / comparison.ratio
+    seconds = [f"{1000 / comparison.speed(side):.1f} ms" for side in comparison.speeds]
     large, small = peak_memory(100), peak_memory(10)
     memory_ratio = large / small
     print_table(

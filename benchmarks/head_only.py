@@ -1,22 +1,23 @@
 """Federated head training on cached features: a vectorised cohort against one client at a time.
 
-Whole rounds, recorded as in a run: sampling, local steps, aggregation, drift, cosine and signs.
+Whole rounds, recorded as in a run: sampling, local steps, aggregation and diagnostics.
 Run: python benchmarks/head_only.py
 """
 
 import torch
 from torch import nn
 
-from federation import equal_shards, federation, parts, rounds
+from federation import equal_shards, experiment, federation, rounds
 from fedlens import rng
 from fedlens.data.examples import FeatureExamples
+from fedlens.experiments.build import Experiment
 from fedlens.models import heads
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
 CLIENTS, SHARD, STEPS, BATCH, WIDTH, CLASSES = 100, 450, 4, 64, 384, 100
-EACH = 100  # rounds a turn
+EACH = 100  # rounds in a repeat
 MIN_SPEED = 100.0  # rounds/s
 
 
@@ -27,36 +28,36 @@ def main() -> None:
     examples = FeatureExamples(
         torch.randn(count, WIDTH, generator=draw), torch.randint(CLASSES, (count,), generator=draw)
     )
-    told = ["train=head", f"federated.local_steps={STEPS}", f"train.batch_size={BATCH}"]
+    overrides = ["train=head", f"federated.local_steps={STEPS}", f"train.batch_size={BATCH}"]
 
-    def given() -> object:
+    def head_training() -> Experiment:
         model = Classifier(nn.Identity(), heads.linear(WIDTH, CLASSES, 0))
-        return parts(model, examples, equal_shards(CLIENTS, SHARD), CLASSES)
+        return experiment(model, examples, equal_shards(CLIENTS, SHARD), CLASSES)
 
     with (
-        federation(given(), told) as together,
-        federation(given(), [*told, "engine.vectorise=false"]) as apart,
+        federation(head_training(), overrides) as together,
+        federation(head_training(), [*overrides, "engine.vectorise=false"]) as apart,
     ):
-        found = compare(
+        comparison = compare(
             {"vectorised": rounds(together, EACH), "one by one": rounds(apart, EACH // 4)},
             uncertainty=0.02,
         )
-    speed = found.speed("vectorised")
+    speed = comparison.speed("vectorised")
     print(
         f"K={CLIENTS}, 10 clients × {STEPS} steps × batch {BATCH}, {WIDTH} → {CLASSES}, "
         f"{torch.get_num_threads()} threads; rounds per second"
     )
     print_table(
-        ["vectorised", "one by one", "ratio", "turns"],
+        ["vectorised", "one by one", "ratio", "repeats"],
         [
             [
-                *(f"{found.speed(side):.1f}" for side in found.speeds),
-                f"{found.ratio:.2f}",
-                str(len(found.ratios)),
+                *(f"{comparison.speed(side):.1f}" for side in comparison.speeds),
+                f"{comparison.ratio:.2f}",
+                str(len(comparison.ratios)),
             ]
         ],
     )
-    figures = {"rounds_per_second": speed, "ratio": found.ratio}
+    figures = {"rounds_per_second": speed, "ratio": comparison.ratio}
     print_verdict("head_only", figures, {"rounds_per_second": MIN_SPEED}, speed >= MIN_SPEED)
 
 

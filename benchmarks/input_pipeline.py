@@ -18,16 +18,16 @@ from torchvision import transforms
 from torchvision.datasets import CIFAR100
 
 from fedlens import rng
-from fedlens.data.examples import ImageExamples, Pipeline, shuffled
+from fedlens.data.examples import ImageExamples, shuffled
 from fedlens.data.images import Images
-from fedlens.data.transforms import Augmentation
+from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESOLUTIONS = (96, 160, 224)
 BATCH, WORKERS, PADDING = 64, 2, 4
-OUR_BATCHES, THEIR_BATCHES = 48, 16  # of a turn
+OUR_BATCHES, THEIR_BATCHES = 48, 16  # in a repeat
 MIN_RATIO = 5.0
 
 
@@ -68,7 +68,7 @@ def ours(pixels: NDArray[np.uint8], labels: list[int], resolution: int) -> Calla
     examples = ImageExamples(images, None, pipeline)
     epochs = count()
 
-    def turn() -> int:
+    def work() -> int:
         seen, epoch = 0, next(epochs)
         order = shuffled(len(examples), BATCH, rng.generator(0, "order", epoch))
         for step, index in enumerate(order[:OUR_BATCHES]):
@@ -78,7 +78,7 @@ def ours(pixels: NDArray[np.uint8], labels: list[int], resolution: int) -> Calla
             seen += len(inputs)
         return seen
 
-    return turn
+    return work
 
 
 def theirs(pixels: NDArray[np.uint8], labels: list[int], resolution: int) -> Callable[[], int]:
@@ -90,7 +90,7 @@ def theirs(pixels: NDArray[np.uint8], labels: list[int], resolution: int) -> Cal
         persistent_workers=True,
     )
 
-    def turn() -> int:
+    def work() -> int:
         """A whole pass, so that no worker is still prefetching while the other side is measured."""
         seen = 0
         for inputs, _ in loader:
@@ -98,7 +98,7 @@ def theirs(pixels: NDArray[np.uint8], labels: list[int], resolution: int) -> Cal
             seen += len(inputs)
         return seen
 
-    return turn
+    return work
 
 
 def main() -> None:
@@ -106,21 +106,21 @@ def main() -> None:
     name, pixels, labels = load()
     print(
         f"{name}, batch {BATCH}, {torch.get_num_threads()} threads against {WORKERS} workers; "
-        "images per second, median of turns"
+        "images per second, median of repeats"
     )
     figures, rows = {}, []
     for resolution in RESOLUTIONS:
-        found = compare(
+        comparison = compare(
             {
                 "fedlens": ours(pixels, labels, resolution),
                 "DataLoader": theirs(pixels, labels, resolution),
             }
         )
-        figures[f"{resolution}px"] = found.ratio
-        speeds = [f"{found.speed(side):,.0f}" for side in found.speeds]
-        known = f"{found.ratio:.1f}x ± {found.ratio * found.uncertainty:.1f}"
-        rows.append([f"{resolution} px", *speeds, known, str(len(found.ratios))])
-    print_table(["output", "fedlens", "DataLoader", "ratio", "turns"], rows)
+        figures[f"{resolution}px"] = comparison.ratio
+        speeds = [f"{comparison.speed(side):,.0f}" for side in comparison.speeds]
+        ratio = f"{comparison.ratio:.1f}x ± {comparison.ratio * comparison.uncertainty:.1f}"
+        rows.append([f"{resolution} px", *speeds, ratio, str(len(comparison.ratios))])
+    print_table(["output", "fedlens", "DataLoader", "ratio", "repeats"], rows)
     met = min(figures.values()) >= MIN_RATIO
     print_verdict("input_pipeline", figures, {"min_ratio": MIN_RATIO}, met)
 

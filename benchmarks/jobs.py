@@ -1,5 +1,6 @@
-"""Two runs at a time with a thread each, as `fedlens suite --jobs 2` has them, against one with two
-threads: images per second of both cores together. Run: python benchmarks/jobs.py
+"""Two processes with one thread each against one process with two threads: images per second.
+
+`fedlens suite --jobs 2` runs two processes. Run: python benchmarks/jobs.py
 """
 
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict
 
-SETTINGS = (("vit_tiny", 64, 8, 12), ("vit_tiny", 112, 32, 3))  # backbone, px, batch, steps a turn
+SETTINGS = (
+    ("vit_tiny", 64, 8, 12),
+    ("vit_tiny", 112, 32, 3),
+)  # backbone, px, batch, steps
 CLASSES = 100
 MIN_RATIO = 1.0
 
@@ -23,7 +27,7 @@ Setting = tuple[str, int, int, int]
 
 
 @cache
-def _world(setting: Setting) -> tuple[Classifier, torch.optim.SGD, torch.Tensor, torch.Tensor]:
+def _prepared(setting: Setting) -> tuple[Classifier, torch.optim.SGD, torch.Tensor, torch.Tensor]:
     name, resolution, batch, _ = setting
     keep_large_blocks()  # as every run does
     backbone = backbones.create(backbones.find(name), resolution=resolution)
@@ -36,7 +40,7 @@ def _world(setting: Setting) -> tuple[Classifier, torch.optim.SGD, torch.Tensor,
 
 def train(setting: Setting, threads: int) -> int:
     torch.set_num_threads(threads)
-    model, optimizer, inputs, labels = _world(setting)
+    model, optimizer, inputs, labels = _prepared(setting)
     for _ in range(setting[3]):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
@@ -45,21 +49,23 @@ def train(setting: Setting, threads: int) -> int:
 
 
 def spread(pool: ProcessPoolExecutor, setting: Setting) -> Callable[[], int]:
-    def turn() -> int:
+    def work() -> int:
         return sum(pool.map(train, [setting] * 2, [1] * 2))
 
-    return turn
+    return work
 
 
 def main() -> None:
     figures, rows = {}, []
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         for setting in SETTINGS:
-            found = compare({"two": spread(pool, setting), "one": lambda s=setting: train(s, 2)})
+            comparison = compare(
+                {"two": spread(pool, setting), "one": lambda s=setting: train(s, 2)}
+            )
             name, resolution, batch, _ = setting
-            figures[f"{name}_{resolution}px_batch{batch}"] = found.ratio
-            rows.append(found.row(f"{name}, {resolution} px, batch {batch}"))
-    print_table(["setting", "2 processes × 1 thread", "1 × 2", "ratio", "turns"], rows)
+            figures[f"{name}_{resolution}px_batch{batch}"] = comparison.ratio
+            rows.append(comparison.row(f"{name}, {resolution} px, batch {batch}"))
+    print_table(["setting", "2 processes × 1 thread", "1 × 2", "ratio", "repeats"], rows)
     met = min(figures.values()) >= MIN_RATIO
     print_verdict("jobs", figures, {"min_ratio": MIN_RATIO}, met)
 

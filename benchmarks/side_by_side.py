@@ -1,7 +1,7 @@
-"""Two ways to do the same work, measured in turns in one run: what counts is their ratio.
+"""Two ways to do the same work, measured alternately in one process; the result is their ratio.
 
-Whatever else the machine is doing then slows both sides alike. The median ratio is reported, after
-as many turns as it takes to know it well.
+Other load on the machine then slows both sides alike. The median ratio is reported, after as many
+repeats as it takes to be certain of it.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Comparison:
-    """Units of work per second of each side, turn by turn; the first side over the second."""
+    """Units of work per second of each side in every repeat; the first side over the second."""
 
     speeds: dict[str, list[float]]
 
@@ -39,7 +39,7 @@ class Comparison:
         return statistics.median(self.speeds[side])
 
     def row(self, setting: str) -> list[str]:
-        """Of a table: the setting, both speeds, their ratio, and in how many turns it was found."""
+        """A row of a table: the setting, both speeds, their ratio, and the number of repeats."""
         speeds = [f"{self.speed(side):,.1f}" for side in self.speeds]
         return [setting, *speeds, f"{self.ratio:.3f}", str(len(self.ratios))]
 
@@ -47,27 +47,27 @@ class Comparison:
 def compare(
     sides: Mapping[str, Callable[[], int]],
     *,
-    min_turns: int = 5,
-    max_turns: int = 25,
+    min_repeats: int = 5,
+    max_repeats: int = 25,
     uncertainty: float = 0.02,
 ) -> Comparison:
-    """Runs both sides in turns; each call does its work and returns how many units that was.
+    """Runs both sides alternately; each call does its work and returns how many units that was.
 
-    A first call of each is not counted. Who begins alternates.
+    The first call of each is a warm-up and not counted. The side that begins alternates.
     """
     if len(sides) != 2:
         raise ValueError("a comparison has two sides")
     for work in sides.values():
         work()
-    found = Comparison({name: [] for name in sides})
-    for turn in range(max_turns):
-        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+    comparison = Comparison({name: [] for name in sides})
+    for repeat in range(max_repeats):
+        for name in list(sides)[:: 1 if repeat % 2 == 0 else -1]:
             start = time.perf_counter()
             units = sides[name]()
-            found.speeds[name].append(units / (time.perf_counter() - start))
-        if turn + 1 >= min_turns and found.uncertainty <= uncertainty:
+            comparison.speeds[name].append(units / (time.perf_counter() - start))
+        if repeat + 1 >= min_repeats and comparison.uncertainty <= uncertainty:
             break
-    return found
+    return comparison
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,7 +1,7 @@
 """Training throughput: our whole step against a bare forward/backward/step loop.
 
 Ours gathers, augments, resizes and normalises uint8 images, draws from addressed generators, keeps
-a tally and watches for NaN; the bare loop trains on one tensor prepared beforehand. Same model,
+a tally and checks for NaN; the bare loop trains on one tensor prepared beforehand. Same model,
 batch size and optimizer. Run: python benchmarks/train_step.py
 """
 
@@ -13,20 +13,20 @@ import torch
 import torch.nn.functional as F
 
 from fedlens import rng
-from fedlens.data.examples import ImageExamples, Pipeline, shuffled
+from fedlens.data.examples import ImageExamples, shuffled
 from fedlens.data.images import Images
-from fedlens.data.transforms import Augmentation
+from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.training.precision import Precision
-from fedlens.training.step import StepRules, Tally, local_step
+from fedlens.training.step import StepSettings, Tally, local_step
 from side_by_side import compare, print_table, print_verdict
 
 SETTINGS = (
     ("dino_vits16", 96, 32, 2),
     ("vit_tiny", 112, 32, 4),
-)  # backbone, px, batch, steps a turn
+)  # backbone, px, batch, steps in a repeat
 CLASSES = 100
 MIN_RATIO = 0.97
 
@@ -36,20 +36,21 @@ def optimizer_of(model: Classifier) -> torch.optim.SGD:
 
 
 def ours(model: Classifier, examples: ImageExamples, batch: int, steps: int) -> Callable[[], int]:
-    optimizer, rules, turns = optimizer_of(model), StepRules(Precision("fp32", "cpu")), count()
+    optimizer, settings = optimizer_of(model), StepSettings(Precision("fp32", "cpu"))
+    repeats = count()
 
-    def turn() -> int:
-        stream = rng.Stream(0, ("benchmark", next(turns)))
+    def work() -> int:
+        stream = rng.Stream(0, ("benchmark", next(repeats)))
         order = shuffled(len(examples), batch, stream.draw("order"))
         tally = Tally()
         for step, index in enumerate(order[:steps]):
             local_step(
-                model, optimizer, examples, index, rules, tally,
+                model, optimizer, examples, index, settings, tally,
                 stream=stream, step=step, width=model.head.in_features,
             )  # fmt: skip
         return tally.seen
 
-    return turn
+    return work
 
 
 def bare(
@@ -57,14 +58,14 @@ def bare(
 ) -> Callable[[], int]:
     optimizer = optimizer_of(model)
 
-    def turn() -> int:
+    def work() -> int:
         for _ in range(steps):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
         return steps * len(labels)
 
-    return turn
+    return work
 
 
 def main() -> None:
@@ -81,7 +82,7 @@ def main() -> None:
         pipeline = Pipeline(resolution, row.mean, row.std, Augmentation(crop_padding=4, flip=True))
         examples = ImageExamples(images, None, pipeline)
         first = torch.arange(batch)
-        found = compare(
+        comparison = compare(
             {
                 "fedlens": ours(model, examples, batch, steps),
                 "bare": bare(
@@ -90,9 +91,9 @@ def main() -> None:
             },
             uncertainty=0.01,
         )
-        figures[f"{name}_{resolution}px"] = found.ratio
-        rows.append(found.row(f"{name}, {resolution} px, batch {batch}"))
-    print_table(["setting", "fedlens", "bare loop", "ratio", "turns"], rows)
+        figures[f"{name}_{resolution}px"] = comparison.ratio
+        rows.append(comparison.row(f"{name}, {resolution} px, batch {batch}"))
+    print_table(["setting", "fedlens", "bare loop", "ratio", "repeats"], rows)
     met = min(figures.values()) >= MIN_RATIO
     print_verdict("train_step", figures, {"min_ratio": MIN_RATIO}, met)
 

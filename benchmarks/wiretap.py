@@ -1,7 +1,7 @@
-"""A relay on loopback that counts what passes, each way, and when; it reads nothing of it.
+"""A relay on loopback that counts bytes in each direction, and when they were sent.
 
-What is counted is what TCP carries: TLS and HTTP included, the headers of TCP and IP not. Its own
-check, against a small web server: python benchmarks/wiretap.py
+It counts what TCP carries, TLS and HTTP included, without the headers of TCP and IP. To check it
+against a small web server, run: python benchmarks/wiretap.py
 """
 
 import socket
@@ -22,7 +22,7 @@ class Traffic:
 
 
 class Wiretap:
-    """Whoever connects to `address` speaks with `target`; both are "host:port"."""
+    """Connections to `address` are passed on to `target`; both are "host:port"."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -34,7 +34,7 @@ class Wiretap:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def between(self, begin: int, end: int) -> Traffic:
-        """What passed after `begin` and until `end`, as time.time_ns() and files tell time."""
+        """The bytes sent after `begin` and until `end`, in ns since the epoch."""
         total = {UP: 0, DOWN: 0}
         for when, way, count in list(self.passed):
             if begin < when <= end:
@@ -44,7 +44,7 @@ class Wiretap:
     def close(self) -> None:
         for one in [self.listener, *self.sockets]:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
+                one.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
             one.close()
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class Wiretap:
     def _connect(self, near: socket.socket) -> None:
         try:
             far = socket.create_connection(self.target, timeout=10)
-        except OSError:  # nobody is there: whoever asked sees the connection end
+        except OSError:  # no server: the client sees the connection end
             near.close()
             return
         far.settimeout(None)
@@ -77,7 +77,7 @@ class Wiretap:
         far.close()
 
     def _carry(self, source: socket.socket, sink: socket.socket, way: str) -> None:
-        """One way, until its end; the end is passed on too."""
+        """Copies one direction until its end, and passes the end on."""
         with suppress(OSError):
             while block := source.recv(BLOCK):
                 self.passed.append((time.time_ns(), way, len(block)))
@@ -87,7 +87,7 @@ class Wiretap:
 
 
 def check() -> None:
-    """Counts what a client of a web server sends and gets, byte for byte."""
+    """Compares the counts with what a client of a web server sends and receives."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Echo(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ def check() -> None:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    began, sent, got = time.time_ns(), 0, 0
+    began, sent, received = time.time_ns(), 0, 0
     with Wiretap(f"127.0.0.1:{server.server_address[1]}") as tap:
         host, _, port = tap.address.rpartition(":")
         for size in (0, 1, BLOCK, 3_000_001):
@@ -111,14 +111,14 @@ def check() -> None:
                 client.sendall(head + bytes(size))
                 sent += len(head) + size
                 while block := client.recv(BLOCK):
-                    got += len(block)
+                    received += len(block)
         ended = time.time_ns()
-        found = tap.between(began, ended)
+        counted = tap.between(began, ended)
     server.shutdown()
     server.server_close()
-    assert found == Traffic(sent, got), f"{found}, but {sent} were sent and {got} came back"
+    assert counted == Traffic(sent, received), f"{counted}, not {sent} up and {received} down"
     assert tap.between(ended, time.time_ns()) == Traffic(0, 0)
-    print(f"all of {sent} bytes up and {got} down were counted")
+    print(f"all of {sent} bytes up and {received} down were counted")
 
 
 if __name__ == "__main__":

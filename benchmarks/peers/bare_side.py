@@ -15,12 +15,12 @@ def main() -> None:
     state = {name: tensor.clone() for name, tensor in work.initial.items()}
     work.train, work.plan  # noqa: B018  (read before the clock starts)
     laps = Laps()
-    for turn in range(1, options.rounds + 1):
+    for round_ in range(1, options.rounds + 1):
         mean = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        cohort = work.cohort(turn)
+        cohort = work.cohort(round_)
         for client in cohort:
             net.load_state_dict(state)
-            train_client(net, work, turn, client)
+            train_client(net, work, round_, client)
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     mean[name].add_(parameter, alpha=1 / len(cohort))

@@ -1,8 +1,8 @@
-"""Seconds per round of fedlens and of a peer, which do the same work in turns, each as a process.
+"""Seconds per round of fedlens and of a peer, alternately, each as a process with the same work.
 
 A peer is run in every configuration that its documentation suggests for such a machine, and its
-fastest one counts. Whether the work is the same is seen in the parameters after a few rounds, when
-rounding has not yet grown; a ratio of different work is no result.
+fastest one counts. The sides do the same work if their parameters agree after a few rounds, before
+rounding errors have grown.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from side_by_side import Comparison, print_table, print_verdict
 HERE = Path(__file__).resolve().parent
 ROUNDS = {"cnn": 8, "vit": 3}
 CHECKED = 2  # rounds, before the measured ones
-SAME_WORK = 1e-3  # kernels round differently and training amplifies it; more is other work
+SAME_WORK = 1e-3  # kernels round differently, and training amplifies it; more means other work
 
 CONFIGURATIONS = {
     "flower": {
@@ -41,16 +41,16 @@ CONFIGURATIONS = {
 
 @dataclass
 class Side:
-    """One way to do the work: a script, the interpreter it needs, and what it found so far."""
+    """One way to do the work: a script, the interpreter it needs, and its results so far."""
 
     label: str
     command: tuple[str | Path, ...]
     options: tuple[str, ...] = ()
-    speeds: list[float] = field(default_factory=list)  # rounds per second, turn by turn
+    speeds: list[float] = field(default_factory=list)  # rounds per second, in every repeat
     accuracy: float = 0.0
 
     def run(self, folder: Path, rounds: int) -> Path:
-        """Where the answer is."""
+        """Returns the file with the results."""
         out = folder / f"{self.label}.json"
         subprocess.run(
             [*self.command, folder, out, "--rounds", str(rounds), *self.options], check=True
@@ -62,9 +62,9 @@ class Side:
         return load_file(self.run(folder, CHECKED).with_suffix(".safetensors"))
 
     def measure(self, folder: Path, rounds: int) -> None:
-        answer = json.loads(self.run(folder, rounds + workload.WARM_UP).read_text())
-        self.speeds.append(1 / statistics.median(answer["seconds"][answer["warm_up"] :]))
-        self.accuracy = answer["accuracy"]
+        results = json.loads(self.run(folder, rounds + workload.WARM_UP).read_text())
+        self.speeds.append(1 / statistics.median(results["seconds"][results["warm_up"] :]))
+        self.accuracy = results["accuracy"]
 
 
 def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
@@ -75,7 +75,7 @@ def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
 
 
 def contest(peer: str, targets: Mapping[str, float]) -> None:
-    """The whole benchmark of one peer: parse, run in turns, print table and verdict."""
+    """The whole benchmark of one peer: parse, run alternately, print table and verdict."""
     options = _options(peer, list(targets))
     python = environments.python_of(peer)
     figures, rows, same = {}, [], True
@@ -91,7 +91,7 @@ def contest(peer: str, targets: Mapping[str, float]) -> None:
             workload.prepare(name, folder, max(CHECKED, rounds + workload.WARM_UP))
             expected = ours.parameters(folder)
             distances = [distance(expected, side.parameters(folder)) for side in theirs]
-            for _ in range(options.turns):
+            for _ in range(options.repeats):
                 for side in (ours, *theirs):
                     side.measure(folder, rounds)
         ratios = [Comparison({"ours": ours.speeds, "theirs": side.speeds}).ratio for side in theirs]
@@ -115,7 +115,7 @@ def _measured(side: Side) -> list[str]:
 def _options(peer: str, workloads: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"fedlens against {peer}; {os.cpu_count()} cores")
     parser.add_argument("--workloads", nargs="+", choices=workloads, default=workloads)
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--rounds", type=int, help=f"measured ones; {ROUNDS} unless told")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rounds", type=int, help=f"measured ones; by default {ROUNDS}")
     parser.add_argument("--ours", choices=("fedlens", "bare"), default="fedlens")
     return parser.parse_args()

@@ -13,8 +13,8 @@ from workload import BATCH, CLASSES, COHORT, Laps, Workload, arguments, report
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from federation import federation, parts, rounds
-from fedlens.data.examples import FeatureExamples
+from federation import experiment, federation, rounds
+from fedlens.data.examples import TensorExamples
 from fedlens.data.partition import Partition
 from fedlens.federated.engines.parallel import Parallel
 from fedlens.models.classifier import Classifier
@@ -22,7 +22,7 @@ from fedlens.runtime.allocator import keep_large_blocks
 
 
 def split(net: nn.Module) -> tuple[Classifier, str]:
-    """The network as a backbone and a head, and what its head is called in the workload."""
+    """The network as a backbone and a head, and the head's name in the workload."""
     if isinstance(net, nn.Sequential):
         head = net[-1]
         return Classifier(net[:-1], head), str(len(net) - 1)
@@ -39,27 +39,26 @@ def main() -> None:
     model, head = split(work.model())
     clients = work.plan["clients"]
     shards = Partition(clients.flatten(), torch.arange(len(clients) + 1) * clients.shape[1])
-    train = FeatureExamples(work.train["inputs"], work.train["labels"])
-    told = [
+    train = TensorExamples(work.train["inputs"], work.train["labels"])
+    overrides = [
         "engine=auto",
-        "engine.vectorise=false",
         f"federated.participation={COHORT / len(clients)}",
         f"seed={work.about['seed']}",
         f"train.batch_size={BATCH}",
         f"train.lr={work.about['lr']}",
-        f"train.momentum={work.about['momentum']}",
-        "train.weight_decay=0",
+        f"train.optimizer.momentum={work.about['momentum']}",
+        "train.optimizer.weight_decay=0",
     ]
-    with federation(parts(model, train, shards, CLASSES), told) as played:
-        turn, laps = rounds(played), Laps()
+    with federation(experiment(model, train, shards, CLASSES), overrides) as federated:
+        run_round, laps = rounds(federated), Laps()
         for _ in range(options.rounds):
-            turn()
+            run_round()
             laps.lap()
         final = {
             name.replace("head.", f"{head}.").removeprefix("backbone."): value
-            for name, value in played.server.parameters.items()
+            for name, value in federated.server.parameters.items()
         }
-        engine = played.engine
+        engine = federated.algorithm.engine
         processes = len(engine.workers) if isinstance(engine, Parallel) else 1
         report(
             options.out, work, final, laps,

@@ -43,8 +43,8 @@ def introduce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     work, net = _of(message)
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    turn = message.content["config"]["server-round"]
-    train_client(net, work, turn, context.node_config["partition-id"])
+    round_ = message.content["config"]["server-round"]
+    train_client(net, work, round_, context.node_config["partition-id"])
     metrics = MetricRecord({"num-examples": SHARD})
     reply = Records({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
     return Message(reply, reply_to=message)

@@ -38,8 +38,8 @@ def metrics(net: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Weighte
 
 def federated(work: Workload, rounds: int) -> FederatedDataset:
     """A user is a client in a round, its examples in the order of its batches."""
-    turns = range(1, rounds + 1)
-    users = chain.from_iterable(product([turn], work.cohort(turn)) for turn in turns)
+    numbers = range(1, rounds + 1)
+    users = chain.from_iterable(product([number], work.cohort(number)) for number in numbers)
 
     def examples(user: tuple[int, int]) -> PyTorchTensorDataset:
         index = work.batches(*user).flatten()

@@ -69,7 +69,7 @@ def prepare(name: str, folder: Path, rounds: int) -> None:
     from fedlens import rng
     from fedlens.data import examples, synthetic
     from fedlens.data.images import Images
-    from fedlens.federated.sampling import cohort
+    from fedlens.federated.sampling import uniform
 
     def sized(images: Images) -> dict[str, Tensor]:
         inputs = images.pixels.float().div_(127.5).sub_(1)
@@ -78,24 +78,24 @@ def prepare(name: str, folder: Path, rounds: int) -> None:
             inputs = F.interpolate(inputs, (size, size), mode="bicubic", align_corners=False)
         return {"inputs": inputs, "labels": images.labels}
 
-    def order(turn: int, client: int) -> Tensor:
-        draw = rng.Stream(SEED, ("client", turn, client)).draw("order", 0)
+    def order(round_: int, client: int) -> Tensor:
+        draw = rng.Stream(SEED, ("client", round_, client)).draw("order", 0)
         return torch.stack(examples.shuffled(SHARD, BATCH, draw))
 
-    world = synthetic.dataset(
+    data = synthetic.draw_dataset(
         train_per_class=CLIENTS * SHARD // CLASSES, test_per_class=TEST_PER_CLASS
     )
     everyone = torch.randperm(CLIENTS * SHARD, generator=rng.generator(SEED, "partition"))
     clients = everyone.view(CLIENTS, SHARD).sort().values
-    turns = range(1, rounds + 1)
-    cohorts = [cohort(SEED, turn, clients=CLIENTS, size=COHORT) for turn in turns]
+    numbers = range(1, rounds + 1)
+    cohorts = [uniform(SEED, round_, CLIENTS, COHORT) for round_ in numbers]
     plan = {
         "clients": clients,
         "cohorts": torch.tensor(cohorts),
         "batches": torch.stack(
             [
-                torch.stack([clients[k][order(turn, k)] for k in members])
-                for turn, members in zip(turns, cohorts, strict=True)
+                torch.stack([clients[k][order(round_, k)] for k in members])
+                for round_, members in zip(numbers, cohorts, strict=True)
             ]
         ),
     }
@@ -103,8 +103,8 @@ def prepare(name: str, folder: Path, rounds: int) -> None:
         initial = model(name).state_dict()
     pretrained = _pretrained() if name == "vit" else {}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(sized(world.load_train()), folder / "train.safetensors")
-    save_file(sized(world.load_test()), folder / "test.safetensors")
+    save_file(sized(data.load_train()), folder / "train.safetensors")
+    save_file(sized(data.load_test()), folder / "test.safetensors")
     save_file(plan, folder / "plan.safetensors")
     save_file({**initial, **pretrained}, folder / "initial.safetensors")
     about = {
@@ -119,7 +119,7 @@ def prepare(name: str, folder: Path, rounds: int) -> None:
 
 
 def _pretrained() -> dict[str, Tensor]:
-    """The published weights of the ViT without its head, if they are at hand, else nothing."""
+    """The published weights of the ViT without its head, if they are on this machine, else none."""
     from fedlens.errors import FedlensError
     from fedlens.models import backbones, weights
 
@@ -137,7 +137,7 @@ def _pretrained() -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Workload:
-    """Everything in memory, nothing mapped: no side pays for pages while it is being timed."""
+    """Everything is in memory and nothing mapped, so no side loads pages while it is timed."""
 
     folder: Path
 
@@ -163,12 +163,12 @@ class Workload:
     def initial(self) -> dict[str, Tensor]:
         return self._read("initial")
 
-    def cohort(self, turn: int) -> list[int]:
-        return self.plan["cohorts"][turn - 1].tolist()
+    def cohort(self, round_: int) -> list[int]:
+        return self.plan["cohorts"][round_ - 1].tolist()
 
-    def batches(self, turn: int, client: int) -> Tensor:
+    def batches(self, round_: int, client: int) -> Tensor:
         """Of a client in a round that it takes part in: indices [4, 32] into the training set."""
-        return self.plan["batches"][turn - 1, self.cohort(turn).index(client)]
+        return self.plan["batches"][round_ - 1, self.cohort(round_).index(client)]
 
     def model(self) -> nn.Module:
         """With the initial weights."""
@@ -181,19 +181,19 @@ class Workload:
         return {name: tensor.clone() for name, tensor in mapped.items()}
 
 
-def train_client(net: nn.Module, work: Workload, turn: int, client: int) -> None:
+def train_client(net: nn.Module, work: Workload, round_: int, client: int) -> None:
     """The local work, in place, as torch's own tutorials write it."""
     optimizer = torch.optim.SGD(
         net.parameters(), lr=work.about["lr"], momentum=work.about["momentum"]
     )
-    for batch in work.batches(turn, client):
+    for batch in work.batches(round_, client):
         optimizer.zero_grad()
         loss = F.cross_entropy(net(work.train["inputs"][batch]), work.train["labels"][batch])
         loss.backward()
         optimizer.step()
 
 
-# --- what a side is asked, and what it answers
+# --- arguments and results of a side
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -228,14 +228,14 @@ def report(
     processes: int,
     threads: int,
 ) -> None:
-    """Writes the answer: time, versions, and what the final parameters are worth and are."""
+    """Writes the results: time, versions, accuracy and hash of the final parameters."""
     parameters = {name: tensor.detach().contiguous() for name, tensor in parameters.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(parameters, out.with_suffix(".safetensors"))
     digest = hashlib.sha256()
     for name in sorted(parameters):
         digest.update(name.encode() + parameters[name].numpy().tobytes())
-    answer = {
+    results = {
         "workload": work.about,
         "versions": {name: importlib.metadata.version(name) for name in ("torch", *packages)},
         "processes": processes,
@@ -245,7 +245,7 @@ def report(
         **evaluate(work, parameters),
         "sha256": digest.hexdigest(),
     }
-    out.write_text(json.dumps(answer, indent=2) + "\n")
+    out.write_text(json.dumps(results, indent=2) + "\n")
 
 
 @torch.inference_mode()
