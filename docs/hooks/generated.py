@@ -11,7 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
@@ -26,7 +26,8 @@ from mkdocs.structure.pages import Page
 
 from fedlens.cli import app
 from fedlens.config import options
-from fedlens.config.schema import CIRCUMSTANCES, Config, keys
+from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys
+from fedlens.registry import REGISTRIES, REQUIRED, Parameter
 
 README = Path(__file__).parents[2] / "README.md"
 MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
@@ -34,6 +35,7 @@ NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`")
 FILES = (".json", ".jsonl", ".png", ".py", ".yaml", ".safetensors", ".md", ".db", ".csv", ".tex")
 
 NARROW = '<div class="narrow" markdown>\n\n'  # a table whose rows become blocks on a phone
+HEADER = NARROW + "| key | type | default | meaning |\n|---|---|---|---|"
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -58,38 +60,112 @@ def config_keys() -> Iterator[str]:
         raise PluginError(f"The reference and the schema differ in {', '.join(sorted(missing))}")
 
 
-def _section(schema: type, prefix: str, said: str, listed: list[str]) -> Iterator[str]:
+def _section(schema: type, prefix: str, comment: str, listed: list[str]) -> Iterator[str]:
     """A heading and a table for the keys of a dataclass, then the same for those inside it."""
     hints, comments = get_type_hints(schema), _comments(schema)
     name = prefix.removesuffix(".")
     yield f"\n{'###' if '.' in name else '##'} {name or 'The whole'}\n"
     if schema is not Config and schema.__doc__ and not schema.__doc__.startswith(schema.__name__):
         yield f"{_text(schema.__doc__)}\n"
-    if said:
-        yield f"{_text(said)[0].upper()}{_text(said)[1:]}.\n"
+    yield from _notes(name, comment)
+    inside: list[Iterator[str]] = []
+    lines = []
+    for entry in fields(schema):
+        hint, key = hints[entry.name], prefix + entry.name
+        listed.append(key)
+        if key in ROW_KEYS:
+            inside.append(_row_section(key, entry.default, comments.get(entry.name, ""), listed))
+        elif is_dataclass(hint):
+            inside.append(_section(hint, f"{key}.", comments.get(entry.name, ""), listed))
+        else:
+            made = entry.default is MISSING and entry.default_factory is not MISSING
+            default = entry.default_factory() if made else entry.default  # type: ignore[misc]
+            lines.append(_line(key, _kind(hint), default, comments.get(entry.name, "")))
+    if lines:
+        yield HEADER
+        yield from lines
+        yield "\n</div>\n"
+    for section in inside:
+        yield from section
+
+
+def _row_section(key: str, default: str, comment: str, listed: list[str]) -> Iterator[str]:
+    """A heading and a table for a key that chooses a row: its name and all rows' parameters."""
+    kind = ROW_KEYS[key]
+    registry = REGISTRIES[kind]
+    yield f"\n{'###' if '.' in key else '##'} {key}\n"
+    yield from _notes(key, comment)
+    yield (f"A row of the kind [{kind}](rows.md#{kind}), chosen by `{key}=NAME`. A parameter that "
+           "the chosen row does not read is refused.\n")  # fmt: skip
+    yield HEADER
+    yield _line(f"{key}.name", "str", default, " | ".join(registry.names))
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in registry:
+        for one in row.parameters:
+            line = _line(f"{key}.{one.name}", one.type_name, one.default, _meaning(one))
+            lines.setdefault((one.name, line), []).append(row.name)
+    for (name, line), rows in sorted(lines.items()):
+        of = "" if len(rows) == len(registry.names) else f"(of {', '.join(rows)})"
+        yield f"{line.removesuffix(' |')} {_text(of)} |"
+        listed.append(f"{key}.{name}")
+    yield "\n</div>\n"
+    listed.append(f"{key}.name")
+
+
+def _notes(name: str, comment: str) -> Iterator[str]:
+    if comment:
+        yield f"{_text(comment)[0].upper()}{_text(comment)[1:]}.\n"
     if name in options.groups():
         listing = ", ".join(f"`{name}={option}`" for option in options.options(name))
         yield f"Options, each [a file](options.md#{name}): {listing}.\n"
-    if name in CIRCUMSTANCES:
+    if name in RUNTIME_KEYS:
         yield "Says where and how to run, not what to learn: it does not make another run.\n"
-    inside = []
-    rows = []
-    for entry in fields(schema):
-        kind, key = hints[entry.name], prefix + entry.name
-        listed.append(key)
-        if is_dataclass(kind):
-            inside.append((kind, f"{key}.", comments.get(entry.name, "")))
-            continue
-        default = yaml.safe_dump(entry.default).removesuffix("...\n").strip()
-        means = _text(comments.get(entry.name, ""))
-        if key in CIRCUMSTANCES:
-            means = f"{means} (does not make another run)".strip()
-        rows.append(f"| `{key}` | {_kind(kind)} | `{default}` | {means} |")
-    yield NARROW + "| key | type | default | meaning |\n|---|---|---|---|"
-    yield from rows
-    yield "\n</div>\n"
-    for kind, below, told in inside:
-        yield from _section(kind, below, told, listed)
+
+
+def _line(key: str, kind: str, default: Any, meaning: str) -> str:
+    shown = "required" if default is REQUIRED else f"`{_yaml(default)}`"
+    text = _text(meaning)
+    if key in RUNTIME_KEYS:
+        text = f"{text} (does not make another run)".strip()
+    return f"| `{key}` | {_text(kind)} | {shown} | {text} |"
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+
+
+def _meaning(one: Parameter) -> str:
+    return "; ".join(filter(None, (one.help, str(one.range or ""))))
+
+
+def rows() -> Iterator[str]:
+    """Every kind of row: what its rows are called with, an example, and the package's own rows."""
+    for kind, registry in REGISTRIES.items():
+        text, _, example = inspect.cleandoc(registry.__doc__ or "").partition("Examples:\n")
+        yield f"\n## {kind}\n\n{text.strip()}\n"
+        chosen = ", ".join(f"[`{key}`](config.md#{key.replace('.', '')})"
+                           for key, one in ROW_KEYS.items() if one == kind)  # fmt: skip
+        if chosen:
+            yield f"Config key: {chosen}.\n"
+        yield f"```pycon\n{inspect.cleandoc(example)}\n```\n"
+        yield NARROW + "| name | label | parameters | paper |\n|---|---|---|---|"
+        for row in registry:
+            parameters = "<br>".join(map(_parameter, row.parameters))
+            yield (f"| `{row.name}`<br>{_text(row.doc)} | {_text(row.label)} | {parameters} "
+                   f"| {_linked(row.paper)} |")  # fmt: skip
+        yield "\n</div>\n"
+
+
+def _parameter(one: Parameter) -> str:
+    default = "" if one.default is REQUIRED else f" = {_yaml(one.default)}"
+    meaning = _meaning(one)
+    return f"`{one.name}: {one.type_name}{default}`" + (f" {_text(meaning)}" if meaning else "")
+
+
+def _linked(paper: str) -> str:
+    """`Authors, year, URL` as a link."""
+    names, _, url = paper.rpartition(" ")
+    return f"[{_text(names.rstrip(','))}]({url})" if names else _text(paper)
 
 
 def _comments(schema: type) -> dict[str, str]:
@@ -121,7 +197,7 @@ def _kind(hint: Any) -> str:
 def documents(group: str) -> Iterator[str]:
     """The experiments or suites: what the header of each file says, and the file."""
     for name in options.options(group):
-        text = resources(options.CONFIGS).joinpath(group, f"{name}.yaml").read_text("utf-8")
+        text = resources(options.PRESETS).joinpath(group, f"{name}.yaml").read_text("utf-8")
         said = _fields(options.header(text))
         yield f"\n## {name}\n\n{_text(said.pop('', ''))}\n"
         if command := said.pop("command", ""):
@@ -152,7 +228,7 @@ def option_files() -> Iterator[str]:
             continue
         yield f"\n## {group}\n"
         for option in options.options(group):
-            text = resources(options.CONFIGS).joinpath(group, f"{option}.yaml").read_text("utf-8")
+            text = resources(options.PRESETS).joinpath(group, f"{option}.yaml").read_text("utf-8")
             yield f"`{group}={option}`\n\n```yaml\n{text.strip()}\n```\n"
 
 
@@ -211,6 +287,7 @@ def _escaped(text: str) -> str:
 
 TABLE: dict[str, Callable[[], Iterator[str]]] = {
     "keys": config_keys,
+    "rows": rows,
     "experiments": partial(documents, "experiment"),
     "suites": partial(documents, "suite"),
     "options": option_files,
