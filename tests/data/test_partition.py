@@ -2,7 +2,7 @@ import doctest
 import json
 import math
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -328,6 +328,57 @@ def test_over_seeds_every_pair_of_classes_meets() -> None:
         owns = (histogram(made, labels, 5) > 0).float()
         together += owns.T @ owns
     assert together.min() > 15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_half_of_the_classes_each_every_pair_of_classes_meets(seed: int) -> None:
+    labels = torch.arange(100).repeat(450)
+    made = split(labels, 100, "classes", seed, classes_per_client=50)
+    owns = (histogram(made, labels, 100) > 0).float()
+    assert (owns.T @ owns).min() >= 1
+    assert (made.sizes == 450).all()
+
+
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=2, max_size=7),
+    clients=st.integers(1, 9),
+    wanted=st.integers(1, 6),
+    seed=seeds,
+)
+@modest
+def test_swaps_keep_numbers_of_classes_and_owners(
+    counts: list[int], clients: int, wanted: int, seed: int
+) -> None:
+    if not possible(counts, clients, wanted):
+        return
+    draw = torch.Generator().manual_seed(seed)
+    owned, amounts = class_assignment.assign_classes(np.array(counts), clients, wanted, draw)
+    weight = np.array(counts) % 2
+    mixed, moved = class_assignment._swapped(owned, amounts, weight, draw)
+    assert all(len(set(row)) == wanted for row in mixed.tolist())
+    assert np.array_equal(weight[mixed].sum(1), weight[owned].sum(1))
+    assert np.array_equal(np.bincount(mixed.ravel()), np.bincount(owned.ravel()))
+    totals = [np.bincount(who.ravel(), n.ravel()) for who, n in ((owned, amounts), (mixed, moved))]
+    assert np.array_equal(*totals)
+
+
+def test_swaps_never_make_sizes_less_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    counts = [draw.integers(1, 80, 12) ** 2 for _ in range(9)]
+    cases = list(zip(counts, product((5, 11, 30), (3, 4, 7)), strict=True))
+
+    def squares() -> list[int]:
+        sizes = [
+            class_assignment.assign_classes(
+                counts, clients, wanted, torch.Generator().manual_seed(1)
+            )[1].sum(1)
+            for counts, (clients, wanted) in cases
+        ]
+        return [int((one**2).sum()) for one in sizes]
+
+    mixed = squares()
+    monkeypatch.setattr(class_assignment, "TRADES", 0)
+    assert all(after <= before for after, before in zip(mixed, squares(), strict=True))
 
 
 def test_shards_are_views() -> None:
