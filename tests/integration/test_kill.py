@@ -224,7 +224,7 @@ def test_a_federation_killed_at_random_moments(
     expected, _, seconds = whole_federation
     moments = random.Random(0)
     statuses = [
-        order(tmp_path, FEDERATION, delay=moments.uniform(0.2, 0.9) * seconds)["status"]
+        order(tmp_path, FEDERATION, delay=moments.uniform(0.1, 0.7) * seconds)["status"]
         for _ in range(4)
     ]
     assert KILLED in statuses
