@@ -115,7 +115,7 @@ def test_toggles_hide_and_show_curves(opened: Any) -> None:
     assert names() == [name for name in everything if name != "random, IID"]
     plot.get_by_role("button", name="none", exact=True).click()
     assert names() == []
-    assert "Nothing is shown" in plot.inner_text()
+    assert "No curve is shown" in plot.inner_text()
     plot.get_by_role("button", name="IID", exact=True).click()
     assert names() == ["dense, IID", "least sensitive, IID", "random, IID"]
     plot.get_by_role("button", name="all", exact=True).click()
