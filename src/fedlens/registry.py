@@ -262,13 +262,38 @@ class Registry:
 
     def settings(self, given: str | Mapping[str, Any], where: str) -> RowSettings:
         """A config's choice, complete: the row's name and a checked value of every parameter."""
-        values = {"name": given} if isinstance(given, str) else dict(given)
+        values = self.chosen(given) if isinstance(given, str) else dict(given)
         name = values.pop("name", None)
         if not isinstance(name, str):
             raise FedlensError(f"{where} names no {self.what}: write {where}=NAME.")
         if name not in self:
-            raise FedlensError(f"{where}={name} is unknown: {suggest(name, self.names)}")
+            options = [self._spelled_option(row) for row in self]
+            raise FedlensError(f"{where}={name} is unknown: {suggest(name, options)}")
         return RowSettings(name=name, **self[name].checked(values, where))
+
+    def chosen(self, choice: str) -> dict[str, Any]:
+        """What a word on the command line chooses: a row's name, or `name:argument`.
+
+        The argument is the parameter that the row's trait `argument` names, so `last_blocks:2`
+        stands for the row `last_blocks` with `count=2`.
+        """
+        name, colon, value = choice.partition(":")
+        argument = self[name].traits.get("argument") if colon and name in self else None
+        if argument is None:
+            return {"name": choice}
+        parameter = next(one for one in self[name].parameters if one.name == argument)
+        number = int in _members(parameter.type) and value.isdigit()
+        return {"name": name, argument: int(value) if number else value}
+
+    def spelled(self, settings: Mapping[str, Any]) -> str:
+        """The word that `chosen` reads: the row's name, with its argument if it has one."""
+        name = str(settings["name"])
+        argument = self[name].traits.get("argument")
+        return name if argument is None else f"{name}:{settings[argument]}"
+
+    def _spelled_option(self, row: Row) -> str:
+        argument = row.traits.get("argument")
+        return row.name if argument is None else f"{row.name}:{argument.upper()}"
 
 
 REGISTRIES: dict[str, Registry] = {}

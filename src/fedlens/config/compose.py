@@ -291,6 +291,7 @@ def _choose_row(config: DictConfig, key: str, choice: Any) -> None:
         OmegaConf.update(config, key, choice, merge=False)
         return
     before, registry = _row_values(config, key), REGISTRIES[ROW_KEYS[key]]
+    chosen = registry.chosen(str(choice))
     if before.get("name") == choice:
         return
     common = {one.name for one in registry.common}
@@ -301,7 +302,7 @@ def _choose_row(config: DictConfig, key: str, choice: Any) -> None:
         for name, value in before.items()
         if name in common and value != defaults.get(name)
     }
-    OmegaConf.update(config, key, {"name": choice, **kept}, merge=False)
+    OmegaConf.update(config, key, {**kept, **chosen}, merge=False)
 
 
 def _row_values(config: DictConfig, key: str) -> dict[str, Any]:
@@ -310,7 +311,7 @@ def _row_values(config: DictConfig, key: str) -> dict[str, Any]:
         content = OmegaConf.to_container(value, resolve=True)
         assert isinstance(content, dict)
         return {str(name): one for name, one in content.items()}
-    return {"name": value}
+    return {} if value is None else REGISTRIES[ROW_KEYS[key]].chosen(str(value))
 
 
 def _finished(composed: DictConfig) -> Config:
