@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedlens.registry import question as question
     from fedlens.registry import sampling as sampling
     from fedlens.registry import server_optimizer as server_optimizer
+    from fedlens.registry import trainable as trainable
     from fedlens.sparse.model_masks import calibrate as calibrate
     from fedlens.sparse.model_masks import fisher as fisher
     from fedlens.sparse.model_masks import mask as mask
@@ -90,6 +91,7 @@ _PUBLIC = {
     "partitioner": "fedlens.registry:partitioner",
     "dataset": "fedlens.registry:dataset",
     "head": "fedlens.registry:head",
+    "trainable": "fedlens.registry:trainable",
     "engine": "fedlens.registry:engine",
     "question": "fedlens.registry:question",
     # errors

@@ -768,6 +768,29 @@ head = Registry(
         0
     """,
 )  # fmt: skip
+trainable = Registry(
+    "trainable",
+    ("fedlens.models.trainable",),
+    what="part to train",
+    doc="""Which part of the backbone is trained; the head is a choice of its own.
+
+    A function `(backbone, stream, **parameters)` that leaves `requires_grad` on for what is
+    trained, in place; random numbers come from `stream.draw(…)`, a `torch.Generator`. With the
+    trait `masks=False` it cannot be combined with `sparse.density`.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> @fl.trainable(label="first layer")
+        ... def first_layer(backbone, stream):
+        ...     for name, parameter in backbone.named_parameters():
+        ...         parameter.requires_grad_(name.startswith("0."))
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        >>> fl.trainable["first_layer"].make(net, None)
+        >>> [parameter.requires_grad for parameter in net.parameters()]
+        [True, True, False, False]
+    """,
+)
 question = Registry(
     "question",
     ("fedlens.reporting.study.questions",),

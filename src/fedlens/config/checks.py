@@ -7,9 +7,9 @@ the key, before anything is loaded.
 import math
 import re
 
-from fedlens.config.schema import Config, cohort_size, trained_part
+from fedlens.config.schema import Config, batch_norm, cohort_size, head_only
 from fedlens.errors import FedlensError, suggest
-from fedlens.registry import aggregator, client_optimizer, diagnostic, mask_rule
+from fedlens.registry import aggregator, client_optimizer, diagnostic, mask_rule, trainable
 from fedlens.training.schedules import SHAPES
 
 PRECISIONS = ("fp32", "amp")
@@ -20,6 +20,7 @@ LABELS = ("sampled", "data", "expected")
 TARGETS = ("logit", "log_prob")
 VOTES = ("union", "majority", "intersection")
 FLOWER = ("flower_simulation", "flower")
+BATCH_NORMS = ("auto", "frozen", "averaged", "local")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation can add
 
@@ -39,12 +40,12 @@ def check(config: Config) -> None:
         ("sparse.source", config.sparse.source, ("validation", "clients")),
         ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
         ("privacy.name", config.privacy.name, ("none", "central", "local")),
+        ("backbone.batch_norm", config.backbone.batch_norm, BATCH_NORMS),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
         *(("federated.diagnostics", one, diagnostic.names) for one in config.federated.diagnostics),
     ]:
         if value not in options:
             raise FedlensError(f"{key}={value} is unknown: {suggest(value, options)}")
-    mode, blocks = trained_part(config.train.trainable)
     data, train, head = config.data, config.train, config.head
     selects = config.evaluate.select == "best" or train.early_stopping is not None
     chooses = any(head.get(name, 1) is None for name in ("temperature", "l2"))
@@ -77,12 +78,8 @@ def check(config: Config) -> None:
         (0 < train.schedule.gamma <= 1, "train.schedule.gamma must lie in (0, 1]"),
         (train.schedule.stages > 0, "train.schedule.stages must be at least 1"),
         (
-            not (head.freeze and mode == "head" and head.name == "linear"),
+            not (head.freeze and head_only(config) and head.name == "linear"),
             "head.freeze=true with train.trainable=head leaves nothing to train",
-        ),
-        (
-            mode != "last_blocks" or blocks > 0,
-            "train.trainable=last_blocks:N needs N of at least 1",
         ),
         (
             config.backbone.pretrained or not (config.backbone.weights or config.backbone.sha256),
@@ -94,8 +91,9 @@ def check(config: Config) -> None:
         ),
         (config.backbone.freeze_blocks >= 0, "backbone.freeze_blocks must be 0 or more"),
         (
-            config.backbone.freeze_blocks == 0 or mode == "full",
-            f"backbone.freeze_blocks goes with train.trainable=full, not with {train.trainable}",
+            config.backbone.freeze_blocks == 0 or train.trainable.name == "full",
+            "backbone.freeze_blocks goes with train.trainable=full, not with "
+            f"{trainable.spelled(train.trainable)}",
         ),
         (_positive(config.backbone.resolution), "backbone.resolution must be positive"),
         (config.augment.crop_padding >= 0, "augment.crop_padding must be 0 or more"),
@@ -113,6 +111,7 @@ def check(config: Config) -> None:
         (config.checkpoint.keep_best > 0, "checkpoint.keep_best must be at least 1"),
         (config.checkpoint.keep_last > 0, "checkpoint.keep_last must be at least 1"),
         *_optimizer_checks(config),
+        *_trainable_checks(config),
         *_sparse_checks(config),
         *_federated_checks(config),
         *_privacy_checks(config),
@@ -141,8 +140,52 @@ def _optimizer_checks(config: Config) -> list[tuple[bool, str]]:
     ]
 
 
+def _trainable_checks(config: Config) -> list[tuple[bool, str]]:
+    """Of LoRA, linearised fine-tuning, and BatchNorm's statistics."""
+    chosen, algorithm = config.train.trainable, config.algorithm
+    traits = trainable[chosen.name].traits
+    mode, federated = config.backbone.batch_norm, config.federated.clients is not None
+    exact = federated and chosen.get("average") == "products"
+    plain = ("mean", "sgd", 1.0)
+    averages = (algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr) == plain
+    return [
+        (
+            not exact or averages,
+            "train.trainable.average=products is an exact mean: use algorithm.aggregator=mean and "
+            "algorithm.server=sgd with learning rate 1",
+        ),
+        (
+            not exact or not config.privacy.on,
+            "train.trainable.average=products needs every client's own factors, which privacy "
+            "hides: use train.trainable.average=frozen_a",
+        ),
+        (
+            not traits.get("linearised") or mode in ("auto", "frozen"),
+            "linearised fine-tuning expands a fixed function: use backbone.batch_norm=frozen",
+        ),
+        (
+            mode != "local" or federated,
+            "backbone.batch_norm=local is about clients: set federated.clients",
+        ),
+        (
+            mode != "local" or config.engine.name not in FLOWER,
+            f"backbone.batch_norm=local keeps layers in the run's folder, so engine="
+            f"{config.engine.name} cannot be used: choose serial, parallel or auto",
+        ),
+        (
+            mode != "local" or not algorithm.scaffold,
+            "backbone.batch_norm=local and algorithm.scaffold=true both keep client states: "
+            "choose one",
+        ),
+        (
+            not config.privacy.on or batch_norm(config) == "frozen",
+            "privacy covers trained weights only: set backbone.batch_norm=frozen",
+        ),
+    ]
+
+
 def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
-    sparse, mode = config.sparse, trained_part(config.train.trainable)[0]
+    sparse, part = config.sparse, trainable[config.train.trainable.name]
     scored = sparse.density is not None and mask_rule[sparse.rule.name].traits.get(
         "sensitivity", True
     )
@@ -153,8 +196,9 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
             f"sparse.density={sparse.density} must lie in (0, 1]: it is the fraction trained",
         ),
         (
-            sparse.density is None or mode != "head",
-            "sparse.density masks the backbone, which train.trainable=head leaves as it is",
+            sparse.density is None or part.traits.get("masks", True),
+            f"sparse.density masks weights of the backbone, of which train.trainable={part.name} "
+            "trains none or another part: leave one of them out",
         ),
         (sparse.rounds > 0, "sparse.rounds must be at least 1"),
         (0 <= sparse.shrink_factor <= 1, "sparse.shrink_factor must lie in [0, 1]"),

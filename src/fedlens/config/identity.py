@@ -13,6 +13,7 @@ from typing import Any
 from fedlens.config import labels
 from fedlens.config.compose import leaves, row_of, within
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config
+from fedlens.registry import trainable
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def run_name(config: Config) -> str:
         config.experiment,
         config.data.name + subset,
         config.backbone.name.replace(":", "-") + resolution + scratch,
-        f"{config.head.name}-{config.train.trainable.replace(':', '')}",
+        f"{config.head.name}-{trainable.spelled(config.train.trainable).replace(':', '')}",
         *_masks(config),
         *_federation(config),
         f"s{config.seed}",

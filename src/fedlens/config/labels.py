@@ -6,7 +6,7 @@ A run copies these labels into its records, so that a report needs none of the r
 import re
 
 from fedlens.config.compose import getattr_dotted, row_of
-from fedlens.config.schema import Config, trained_part
+from fedlens.config.schema import Config
 from fedlens.registry import REGISTRIES
 
 
@@ -30,8 +30,7 @@ def partition(config: Config) -> str:
 
 
 def trainable(config: Config) -> str:
-    mode, blocks = trained_part(config.train.trainable)
-    return {"head": "head only", "full": "full fine-tuning"}.get(mode, f"last {blocks} blocks")
+    return ", ".join([_label(config, "train.trainable"), *_unusual(config, "train.trainable")])
 
 
 def algorithm(config: Config) -> str:

@@ -7,10 +7,9 @@ the values of several keys must satisfy together.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
-from fedlens.errors import FedlensError, suggest
-from fedlens.registry import REGISTRIES
+from fedlens.registry import REGISTRIES, trainable
 from fedlens.training.schedules import Schedule
 
 
@@ -31,11 +30,12 @@ class BackboneConfig:
     weights: str | None = None  # a local file; else $FEDLENS_WEIGHTS, else cache or download
     sha256: str | None = None  # refuse a file with another hash
     freeze_blocks: int = 0  # first blocks and the embeddings
+    batch_norm: str = "auto"  # frozen | averaged | local; auto: frozen if pretrained, else averaged
 
 
 @dataclass
 class TrainConfig:
-    trainable: str = "full"  # head | full | last_blocks:N
+    trainable: Any = "full"  # which part of the backbone is trained, besides the head
     epochs: int = 10
     steps_per_epoch: int | None = None  # null: as many as it takes to see every image once
     batch_size: int = 64
@@ -172,6 +172,7 @@ class Config:
 ROW_KEYS = {
     "data": "dataset",
     "head": "head",
+    "train.trainable": "trainable",
     "train.optimizer": "client_optimizer",
     "sparse.rule": "mask_rule",
     "partition": "partitioner",
@@ -221,11 +222,14 @@ def cohort_size(federated: FederatedConfig) -> int:
     return max(1, math.ceil(round(federated.participation * (federated.clients or 1), 9)))
 
 
-def trained_part(what: str) -> tuple[str, int]:
-    """('head' | 'full' | 'last_blocks', N) of `train.trainable`."""
-    mode, _, count = what.partition(":")
-    if (mode in ("head", "full") and not count) or (mode == "last_blocks" and count.isdigit()):
-        return mode, int(count or 0)
-    raise FedlensError(
-        f"train.trainable={what} is not a mode: {suggest(what, ('head', 'full', 'last_blocks:N'))}"
-    )
+def batch_norm(config: Config) -> Literal["frozen", "averaged", "local"]:
+    """What happens to the statistics of BatchNorm layers; `auto` keeps pretrained ones."""
+    mode = config.backbone.batch_norm
+    if mode == "auto":
+        return "frozen" if config.backbone.pretrained else "averaged"
+    return cast(Literal["frozen", "averaged", "local"], mode)
+
+
+def head_only(config: Config) -> bool:
+    """Whether nothing of the backbone is trained."""
+    return bool(trainable[config.train.trainable.name].traits.get("head_only", False))

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fedlens import params
-from fedlens.config.schema import BackboneConfig, Config, trained_part
+from fedlens.config.compose import row_of
+from fedlens.config.schema import BackboneConfig, Config, batch_norm, head_only
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.data.features import features
 from fedlens.data.images import Images
@@ -23,9 +24,11 @@ from fedlens.data.partition import Partition
 from fedlens.data.splits import Choice, SealedTest
 from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments.local_data import LocalData
-from fedlens.models import backbones, heads, weights
+from fedlens.models import backbones, heads, lora, weights
+from fedlens.models import batch_norm as batch_norms
 from fedlens.models.classifier import Classifier
 from fedlens.registry import head as head_registry
+from fedlens.rng import Stream
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
 from fedlens.sparse.masks import Masks
@@ -150,8 +153,7 @@ def build(
         data.train_index,
         data.validation_index,
     )
-    on_features = trained_part(config.train.trainable)[0] == "head"
-    on_features = on_features and not augmented.augmentation.active
+    on_features = head_only(config) and not augmented.augmentation.active
     train: Examples = ImageExamples(images, data.train_index, augmented)
     validation: Examples = ImageExamples(images, data.validation_index, plain)
     if on_features:
@@ -165,8 +167,16 @@ def build(
             return FeatureExamples(test_features, test_images.labels)
         return ImageExamples(test_images, None, plain)
 
+    model = Classifier(
+        nn.Identity() if on_features else backbone,
+        head,
+        batch_norm=batch_norm(config),
+        linearised=row_of(config, "train.trainable").traits.get("linearised", False),
+    )
+    if not on_features and (layers := batch_norms.layers(model)):
+        log.info("%d BatchNorm layers: %s", len(layers), _batch_norm_sentence(config))
     return Experiment(
-        model=Classifier(nn.Identity() if on_features else backbone, head),
+        model=model,
         train=train,
         partition=data.partition,
         class_counts=data.class_counts,
@@ -211,7 +221,9 @@ class Extractor:
         key = {
             **self.inputs,
             "backbone": self.row.name,
-            "parameters": params.digest(self.backbone.state_dict()),
+            "parameters": params.digest(
+                lora.plain(lora.names(self.backbone), self.backbone.state_dict())
+            ),
             "resolution": self.pipeline.resolution,
             "normalisation": [self.row.mean, self.row.std],
             "precision": self.precision.name,
@@ -241,21 +253,29 @@ def _backbone(
     settings, row = config.backbone, backbones.find(config.backbone.name)
     resolution = settings.resolution or row.resolution
     backbone = backbones.create(row, resolution=resolution, seed=config.seed)
-    freeze(config, backbone)
     digest = None
     if settings.pretrained:
         path = weights_file(settings, stop)
         digest = weights.load(backbone, row, path, expected_sha256=settings.sha256).sha256
-    backbone.to(device).eval()  # batch statistics, where a backbone has them, stay as pretrained
+    prepare(config, backbone)
+    backbone.to(device).eval()  # BatchNorm's statistics are updated in training steps only
     return backbone, digest
 
 
-def freeze(config: Config, backbone: nn.Module) -> None:
-    """Freezes the weights that the config does not train."""
-    mode, blocks = trained_part(config.train.trainable)
-    if mode == "head":
-        backbone.requires_grad_(False)
-    elif mode == "last_blocks":
-        backbones.last_blocks(backbone, blocks)
-    elif config.backbone.freeze_blocks:
-        backbones.freeze_blocks(backbone, config.backbone.freeze_blocks)
+def prepare(config: Config, backbone: nn.Module) -> None:
+    """Freezes what the config does not train, and adds what it trains instead, such as LoRA."""
+    stream = Stream(config.seed, ("trainable",))
+    row_of(config, "train.trainable").make(backbone, stream, **config.train.trainable.parameters)
+    backbones.freeze_blocks(backbone, config.backbone.freeze_blocks)
+
+
+def _batch_norm_sentence(config: Config) -> str:
+    """What happens to their statistics, for the log."""
+    default = " (set backbone.batch_norm to change this)"
+    return {
+        "frozen": f"their statistics stay as they are{default}",
+        "averaged": "clients update the statistics and the server averages them"
+        if config.federated.clients
+        else "their statistics are trained",
+        "local": "every client keeps its own; evaluation uses their average",
+    }[batch_norm(config)]

@@ -13,6 +13,7 @@ import torch
 from fedlens.data.examples import shuffled
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.loop import Loop, Position
+from fedlens.models.batch_norm import updating
 from fedlens.rng import Stream
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Interrupted, StopRequest
@@ -115,7 +116,11 @@ class CentralLoop:
         )
         stream = Stream(settings.seed, ("central", position.done))
         batches = shuffled(len(self.experiment.train), settings.batch_size, stream.draw("order"))
-        with progress_bar(f"epoch {position.done + 1} of {self.loop.total}", self.stop) as update:
+        title = f"epoch {position.done + 1} of {self.loop.total}"
+        with (
+            progress_bar(title, self.stop) as update,
+            updating(experiment.model, experiment.model.batch_norm),
+        ):
             for index in batches[position.step : self.epoch_length]:
                 began = time.monotonic()
                 done = position.done * self.epoch_length + position.step

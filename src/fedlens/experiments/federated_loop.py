@@ -15,12 +15,15 @@ from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.loop import Loop, Position
+from fedlens.federated import carried
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.client import LocalTraining, in_training_layout, trainable_parameters
 from fedlens.federated.diagnostics import MakeDiagnostic
 from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release, ServerState
 from fedlens.federated.server import ServerOptimizer
 from fedlens.federated.tasks import Clients, ClientUpdate, Cohort, Engine
+from fedlens.models import classifier
+from fedlens.models.batch_norm import own_names
 from fedlens.params import Params
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Interrupted, StopRequest
@@ -75,6 +78,8 @@ class FederatedLoop:
         self.clients = clients
         self.loop = loop
         self.stop = stop
+        model = in_training_layout(experiment.model)
+        mode = experiment.model.batch_norm
         self.algorithm = FederatedAlgorithm(
             engine,
             settings.local,
@@ -82,6 +87,8 @@ class FederatedLoop:
             server=settings.server,
             server_lr=settings.server_lr,
             control=settings.scaffold,
+            carried=carried.rules(model, mode),
+            own=tuple(own_names(model)) if mode == "local" else (),
             population=len(clients.sizes),
             diagnostics=settings.diagnostics,
             weighting=settings.weighting,
@@ -89,10 +96,12 @@ class FederatedLoop:
             bad_update=settings.bad_update,
             seed=settings.seed,
         )
-        in_training_layout(experiment.model)
         self.states = ClientStates(folder.path / "clients", experiment.device)
         self.server = self.algorithm.init(
-            trainable_parameters(experiment.model), masks=experiment.masks, memory=self.states
+            trainable_parameters(model),
+            masks=experiment.masks,
+            memory=self.states,
+            carried=classifier.carried(model, mode),
         )
         self.kept = KeptUpdates(folder.updates, rounds=settings.keep_updates)
 
@@ -128,7 +137,7 @@ class FederatedLoop:
                 self.kept.add(
                     number,
                     task.client,
-                    update.parameters,
+                    {name: update.parameters[name] for name in start},
                     examples=task.examples,
                     start=start,
                 )
@@ -146,7 +155,9 @@ class FederatedLoop:
 
     def _load_into_model(self, state: ServerState) -> None:
         """The engine may have trained clients in the same model."""
-        state.packing.unpack(state.trained, trainable_parameters(self.experiment.model))
+        model = self.experiment.model
+        state.packing.unpack(state.trained, trainable_parameters(model))
+        params.assign(classifier.carried(model, model.batch_norm), state.carried)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         self._load_into_model(self.server)
@@ -172,12 +183,13 @@ class FederatedLoop:
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         model_state.load_state(checkpoint.tensors, self.experiment.model)
-        server, tensors = self.server, checkpoint.tensors
-        packed = server.packing.pack(trainable_parameters(self.experiment.model))
+        server, tensors, model = self.server, checkpoint.tensors, self.experiment.model
+        packed = server.packing.pack(trainable_parameters(model))
         self.server = replace(
             server,
             round=checkpoint.state["round"],  # may be one that is not evaluated yet
             trained=params.copy(packed),
+            carried=params.copy(classifier.carried(model, model.batch_norm)),
             moments={
                 kind: _loaded(values, f"{MOMENTS}{kind}/", tensors)
                 for kind, values in server.moments.items()

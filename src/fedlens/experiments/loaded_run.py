@@ -1,7 +1,8 @@
 """A finished run, loaded again: its experiment, what it started from, and what it learned.
 
-Parameters are whole maps, frozen ones included, so that runs which trained different parts of one
-model can be subtracted from each other.
+Parameters are whole maps, frozen ones included and LoRA's factors merged, so that runs which
+trained different parts of one model can be subtracted from each other. BatchNorm's statistics, where
+they were trained, are not part of the arithmetic: the model keeps those the run ended with.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedlens import params
 from fedlens.config import compose
@@ -23,6 +25,7 @@ from fedlens.experiments.head import prepare_head
 from fedlens.experiments.masks import find_masks
 from fedlens.federated.client import trainable_parameters
 from fedlens.federated.tasks import Clients
+from fedlens.models import lora
 from fedlens.params import Params
 from fedlens.registry import head as head_registry
 from fedlens.runtime.allocator import keep_large_blocks
@@ -47,13 +50,8 @@ class LoadedRun:
     validation_split: tuple[Any, ...]  # what decides which images are held out
     adds_updates: bool  # the model is its start plus the mean updates of all rounds, as in FedAvg
     with_ridge_head: Callable[[], dict[str, torch.Tensor]]  # `start`, but with a ridge head
-
-    def unpacked(self, packed: Params) -> dict[str, torch.Tensor]:
-        """All parameters, with the trained ones taken from a client update as it was sent."""
-        parameters = params.copy(self.start)
-        trained = {name: parameters[name] for name in trainable_parameters(self.experiment.model)}
-        Packing(trained, self.experiment.masks).unpack(packed, trained)
-        return parameters
+    # All parameters, with the trained ones taken from a client update as it was sent.
+    unpacked: Callable[[Params], dict[str, torch.Tensor]]
 
     def assign(self, parameters: Params) -> None:
         """Writes these parameters into the model."""
@@ -84,7 +82,7 @@ def load_run(
     masks = settings.masks(config, experiment)
     experiment = find_masks(experiment, clients, masks, folder, stop)
     model = experiment.model
-    start = params.copy(dict(model.named_parameters()))
+    start, unpacked = _parameters(model), _unpacker(folder, experiment)
     chosen = result["choice"]
     name = f"{result['unit']}-{chosen['unit']:06d}"
     model_state.load_state(Checkpoints(folder.checkpoints).load(name).tensors, model)
@@ -94,7 +92,8 @@ def load_run(
             "measured with: run it again under another run.name."
         )
     evaluator = Evaluator(model, experiment, batch_size=config.evaluate.batch_size, stop=stop)
-    tuned = params.copy(dict(model.named_parameters()))
+    tuned = _parameters(model)
+    lora.merge(model)
     data, algorithm = config.data, config.algorithm
     return LoadedRun(
         folder=folder,
@@ -107,7 +106,35 @@ def load_run(
         adds_updates=(algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
         == ("mean", "sgd", 1.0),
         with_ridge_head=partial(_start_with_ridge_head, config, experiment.device, stop),
+        unpacked=unpacked,
     )
+
+
+def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of all parameters, with LoRA's factors merged into the weights."""
+    return params.copy(lora.plain(lora.names(model), dict(model.named_parameters())))
+
+
+def _unpacker(
+    folder: RunFolder, experiment: Experiment
+) -> Callable[[Params], dict[str, torch.Tensor]]:
+    """`LoadedRun.unpacked`, of the model before its factors are merged."""
+    model, factors = experiment.model, list(lora.names(experiment.model))
+    start = params.copy(dict(model.named_parameters()))
+    names = list(trainable_parameters(model))
+    packing = Packing({name: start[name] for name in names}, experiment.masks)
+
+    def unpacked(packed: Params) -> dict[str, torch.Tensor]:
+        if any(one.exact for one in factors):
+            raise FedlensError(
+                f"{folder.name} averages products of LoRA's factors, so a client's factors alone "
+                "are not its model: use a run with train.trainable.average=factors or frozen_a."
+            )
+        parameters = params.copy(start)
+        packing.unpack(packed, {name: parameters[name] for name in names})
+        return lora.plain(factors, parameters)
+
+    return unpacked
 
 
 def _start_with_ridge_head(
@@ -116,7 +143,7 @@ def _start_with_ridge_head(
     """What a run started from, but with a ridge head on the frozen backbone."""
     ridge = head_registry.settings({"name": "ridge", "dropout": config.head.dropout}, "head")
     experiment, _ = _prepared(replace(config, head=ridge), device, stop)
-    return params.copy(dict(experiment.model.named_parameters()))
+    return _parameters(experiment.model)
 
 
 def _prepared(

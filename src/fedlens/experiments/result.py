@@ -9,11 +9,30 @@ from fedlens.data.splits import Choice
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.evaluation import Evaluator
 from fedlens.experiments.loop import Position
+from fedlens.federated import wire
+from fedlens.federated.carried import returned
+from fedlens.federated.client import trainable_parameters
 from fedlens.federated.diagnostics import client_accuracy
+from fedlens.models.classifier import carried
+from fedlens.sparse.packing import Packing
 from fedlens.store import model_state
 from fedlens.store.checkpoints import Checkpoints
 from fedlens.store.run_folder import RunFolder
 from fedlens.training.evaluate import Evaluation
+
+
+def trained_size(experiment: Experiment) -> dict[str, int]:
+    """How many numbers are trained, and the bytes of one update as it travels."""
+    packing = Packing(trainable_parameters(experiment.model), experiment.masks)
+    sent = packing.layout | {
+        name: value.to("meta")
+        for name, value in carried(experiment.model, experiment.model.batch_norm).items()
+        if name in returned(experiment.model, experiment.model.batch_norm)
+    }
+    return {
+        "trained_parameters": sum(value.numel() for value in packing.layout.values()),
+        "update_bytes": wire.size(sent, packing.index) if sent else 0,
+    }
 
 
 def choose(
@@ -60,7 +79,7 @@ def result(
         "units": units,
         "validation": records[choice.unit].get("validation"),
         **(_tested(experiment, evaluator.test(choice)) if test else {}),
-        "facts": experiment.measurements,
+        "facts": {**experiment.measurements, **trained_size(experiment)},
     }
 
 

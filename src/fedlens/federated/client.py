@@ -11,10 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedlens import params
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
+from fedlens.federated import carried
 from fedlens.federated.algorithms.fedprox import add_proximal_term
 from fedlens.federated.tasks import ClientTask, ClientUpdate
+from fedlens.models import batch_norm, classifier
+from fedlens.models.batch_norm import Mode
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.packing import Packing
@@ -59,7 +63,9 @@ class Trainer:
         *,
         masks: Mapping[str, torch.Tensor] | None = None,
         compiled: bool = False,
+        mode: Mode = "frozen",
     ) -> None:
+        """`mode` is that of BatchNorm layers."""
         self.model = in_training_layout(model)
         self.examples = examples
         self.shard = shard
@@ -71,6 +77,10 @@ class Trainer:
         self.width = _dropout_width(model) if training.step.dropout else None
         self.trained = trainable_parameters(self.model)
         self.packing = Packing(self.trained, self.masks)
+        self.mode = mode
+        self.carried = classifier.carried(self.model, mode)
+        self.returned = carried.returned(self.model, mode)
+        self.own_names = batch_norm.own_names(self.model) if mode == "local" else []
         self.optimizer = None
         if self.trained:  # each task has its own learning rate
             self.optimizer = training.optimizer.make(self.trained.items(), self.masks, lr=0.0)
@@ -89,16 +99,27 @@ class Trainer:
             self.seed,
             masks=self.masks,
             compiled=self.compiled,
+            mode=self.mode,
         )
 
     def packed(self) -> dict[str, torch.Tensor]:
         """The model's trainable parameters, as they travel."""
         return self.packing.pack(self.trained)
 
+    def received(self) -> dict[str, torch.Tensor]:
+        """All that a client is sent: trainable parameters, and what travels beside them."""
+        return {**self.packed(), **self.carried}
+
+    def sent(self) -> dict[str, torch.Tensor]:
+        """All that a client sends back."""
+        beside = {name: value for name, value in self.carried.items() if name in self.returned}
+        return {**self.packed(), **beside}
+
     def train(self, task: ClientTask, parameters: Params) -> ClientUpdate:
         training, optimizer = self.training, self.optimizer
         assert optimizer is not None
-        self.packing.unpack(parameters, self.trained)
+        parameters = {**parameters, **(task.own or {})}
+        self._load(parameters)
         optimizer.state.clear()  # every client begins with momentum 0
         set_lr(optimizer, task.lr)
         shard, stream = self.shard(task.client), client_stream(self.seed, task)
@@ -109,14 +130,24 @@ class Trainer:
         if training.proximal or task.correction or clips_masked:
             adjust = lambda: self._adjust(parameters, task.correction)  # noqa: E731
         try:
-            for step, index in enumerate(torch.split(*order)):
-                local_step(
-                    self.forward, optimizer, self.examples, shard[index], training.step, tally,
-                    stream=stream, step=step, width=self.width, adjust=adjust,
-                )  # fmt: skip
+            with batch_norm.updating(self.model, self.mode):
+                for step, index in enumerate(torch.split(*order)):
+                    local_step(
+                        self.forward, optimizer, self.examples, shard[index], training.step, tally,
+                        stream=stream, step=step, width=self.width, adjust=adjust,
+                    )  # fmt: skip
         except Diverged as reason:
             fault = str(reason)
-        return ClientUpdate(task, self.packed(), tally, fault)
+        return ClientUpdate(task, self.sent(), tally, fault)
+
+    @torch.no_grad()
+    def _load(self, received: Params) -> None:
+        """Writes what a client was sent into the model."""
+        if fault := params.mismatch({**self.packing.layout, **self.carried}, received):
+            raise ValueError(fault)
+        self.packing.unpack({name: received[name] for name in self.trained}, self.trained)
+        for name, value in self.carried.items():
+            value.copy_(received[name])
 
     @torch.no_grad()
     def _adjust(self, start: Params, correction: Params | None) -> None:

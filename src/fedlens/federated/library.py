@@ -17,12 +17,14 @@ from fedlens.data.examples import Array, Examples, as_examples
 from fedlens.data.partition import Partition
 from fedlens.errors import FedlensError, suggest
 from fedlens.federated.algorithms.choice import MakeAggregator, make_aggregator
+from fedlens.federated.carried import rules
 from fedlens.federated.client import LocalTraining, Trainer, trainable_parameters
 from fedlens.federated.diagnostics import make_diagnostics
 from fedlens.federated.rounds import FederatedAlgorithm, OnUpdate, RoundReport, ServerState
 from fedlens.federated.sampling import Sample, cohort_size, draw_cohort
 from fedlens.federated.server import make_server_optimizer
 from fedlens.federated.tasks import Cohort, Engine
+from fedlens.models.batch_norm import MODES, Mode
 from fedlens.params import Params
 from fedlens.registry import Range, server_optimizer
 from fedlens.registry import engine as engines
@@ -68,6 +70,7 @@ class Options(TypedDict, total=False):
     threads: int | None
     label_smoothing: float
     clip_norm: float | None
+    batch_norm: Mode
     diagnostics: Sequence[str]
     bad_update: Literal["skip", "raise"]
 
@@ -99,13 +102,15 @@ class Federation:
     sizes: Sequence[int]  # examples of each client
     lr: float
     local_steps: int
+    carried: Params  # BatchNorm's statistics before the first round, where they are trained
 
     def init(self) -> ServerState:
         """The state before the first round, with the model's own parameters."""
         masks = {name: mask for name, mask in self.masks.items() if mask.any()}
         frozen = self.masks.keys() - masks.keys()
         trained = {name: value for name, value in self.start.items() if name not in frozen}
-        return replace(self.algorithm.init(trained, masks=masks), base=self.start)
+        state = self.algorithm.init(trained, masks=masks, carried=self.carried)
+        return replace(state, base=self.start)
 
     def sample(
         self,
@@ -189,6 +194,7 @@ def fedavg(
     threads: int | None = None,
     label_smoothing: float = 0.0,
     clip_norm: float | None = None,
+    batch_norm: Mode = "frozen",
     diagnostics: Sequence[str] = DIAGNOSTICS,
     bad_update: Literal["skip", "raise"] = "skip",
 ) -> Federation:
@@ -196,8 +202,8 @@ def fedavg(
 
     The model is a classifier whose `forward` takes a batch of inputs and returns logits. Clients
     train the parameters that require gradients; the loss is the cross-entropy. The model is in
-    evaluation mode throughout, as in fine-tuning: BatchNorm layers use their stored statistics,
-    which stay as they are, and dropout layers do nothing.
+    evaluation mode throughout, as in fine-tuning: dropout layers do nothing, and BatchNorm layers
+    use their stored statistics unless `batch_norm` says otherwise.
 
     Args:
         model: Any `nn.Module`; it is copied, not changed.
@@ -221,6 +227,11 @@ def fedavg(
         threads: CPU threads for each client; by default torch's number, or 1 with workers.
         label_smoothing: Of the cross-entropy.
         clip_norm: Gradients longer than this are shortened to it.
+        batch_norm: "frozen" keeps the statistics of BatchNorm layers as they are, for pretrained
+            models. "averaged" lets clients update them on their batches and averages them, for
+            models trained from scratch; `ServerState.parameters` then has them too. "local" is
+            FedBN: every client also keeps its own BatchNorm layers between rounds, and the state
+            has their average. A layer whose scale and shift are frozen keeps its statistics.
         diagnostics: What reports measure of the clients' updates, by name.
         bad_update: Leave updates that are not finite out of the average ("skip"), or "raise".
 
@@ -251,6 +262,8 @@ def fedavg(
         raise FedlensError(
             f"bad_update='{bad_update}' is unknown: {suggest(bad_update, ('skip', 'raise'))}"
         )
+    if batch_norm not in MODES:
+        raise FedlensError(f"batch_norm='{batch_norm}' is unknown: {suggest(batch_norm, MODES)}")
     examples = as_examples(data)
     _check_partition(clients, examples)
     start = params.copy(trainable_parameters(model))
@@ -265,18 +278,30 @@ def fedavg(
         optimizer or Sgd(momentum=momentum),
         proximal=proximal,
     )
-    trainer = Trainer(model, examples.to(device), clients.shard, local, seed, masks=trained_masks)
+    trainer = Trainer(
+        model, examples.to(device), clients.shard, local, seed, masks=trained_masks, mode=batch_norm
+    )
     algorithm = FederatedAlgorithm(
         _engine(engine, trainer, len(clients), workers, threads),
         local,
         _aggregator(aggregator),
+        carried=rules(trainer.model, batch_norm),
+        own=tuple(trainer.own_names),
         population=len(clients),
         diagnostics=make_diagnostics(diagnostics),
         bad_update=bad_update,
         seed=seed,
     )
     sizes = clients.sizes.tolist()
-    return Federation(algorithm, start, masks, sizes, lr=lr, local_steps=local_steps)
+    return Federation(
+        algorithm,
+        start,
+        masks,
+        sizes,
+        lr=lr,
+        local_steps=local_steps,
+        carried=params.copy(trainer.carried),
+    )
 
 
 def fedprox(

@@ -27,6 +27,7 @@ from fedlens.federated.algorithms.scaffold import (
     InMemory,
     correction,
 )
+from fedlens.federated.carried import CarriedRule
 from fedlens.federated.client import LocalTraining
 from fedlens.federated.diagnostics import Delta, MakeDiagnostic
 from fedlens.federated.server import Moments, ServerOptimizer, server_step
@@ -79,14 +80,18 @@ class ServerState:
     # have parameters that are not in `trained`: those that masks freeze entirely
     moments: Moments = field(default_factory=dict)  # of the server optimizer
     control: Params | None = None  # SCAFFOLD's c
-    clients: ClientMemory | None = None  # SCAFFOLD's c_i
+    clients: ClientMemory | None = None  # SCAFFOLD's c_i, or what clients keep for themselves
+    carried: Params = field(default_factory=dict)  # travels beside `trained`
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The global parameters as whole tensors, in memory of their own."""
+        """The global parameters as whole tensors, in memory of their own.
+
+        Where BatchNorm's statistics are trained, they are among them.
+        """
         whole = params.copy(self.base)
         self.packing.unpack(self.trained, {name: whole[name] for name in self.trained})
-        return whole
+        return whole | params.copy(self.carried)
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,8 @@ class FederatedAlgorithm:
     server: ServerOptimizer = ServerSgd()  # noqa: RUF009  (it is frozen)
     server_lr: float = 1.0
     control: bool = False  # SCAFFOLD's control variates
+    carried: tuple[CarriedRule, ...] = ()  # how the state's `carried` tensors change
+    own: tuple[str, ...] = ()  # names of tensors that every client keeps for itself, as in FedBN
     population: int | None = None  # number of all clients: SCAFFOLD averages over them
     diagnostics: Mapping[str, MakeDiagnostic] = field(default_factory=dict)  # by name
     weighting: Literal["examples", "uniform"] = "examples"
@@ -181,12 +188,14 @@ class FederatedAlgorithm:
         *,
         masks: Mapping[str, torch.Tensor] | None = None,
         memory: ClientMemory | None = None,
+        carried: Params | None = None,
     ) -> ServerState:
         """The state before the first round.
 
         `parameters` are the trainable ones as whole tensors. The state copies the entries that are
-        trained and refers to the tensors for the others. `memory` holds SCAFFOLD's c_i, in this
-        process by default.
+        trained and refers to the tensors for the others. `memory` holds what clients remember
+        (SCAFFOLD's c_i, FedBN's layers), in this process by default. `carried` are the tensors of
+        the rules in `self.carried`.
         """
         if self.control and self.local.effective_steps(1) is None:
             raise FedlensError(
@@ -204,7 +213,8 @@ class FederatedAlgorithm:
             base=parameters,
             moments=self.server.init(trained),
             control=params.zeros_like(trained) if self.control else None,
-            clients=(memory or InMemory()) if self.control else None,
+            clients=(memory or InMemory()) if self.control or self.own else None,
+            carried=params.copy(carried or {}),
         )
 
     def apply(
@@ -220,11 +230,11 @@ class FederatedAlgorithm:
                 f"{state.round}: draw a cohort for round {state.round + 1}."
             )
         began = time.monotonic()
-        tasks = [_with_correction(task, state) for task in cohort.tasks]
+        tasks = [self._with_memory(task, state) for task in cohort.tasks]
         updates = _RoundUpdates(self, state, cohort.round)
         prepared = time.monotonic()
         aggregating = 0.0
-        for update in self.engine.updates(state.trained, tasks):
+        for update in self.engine.updates({**state.trained, **state.carried}, tasks):
             arrived = time.monotonic()
             with limited_threads(1):  # the other threads are the workers', where there are any
                 accepted = updates.add(update)
@@ -234,7 +244,11 @@ class FederatedAlgorithm:
         trained = time.monotonic()
         diagnostics = updates.diagnostics()
         following = replace(self._step(state, updates), round=cohort.round)
-        size = wire.size(state.trained, state.packing.index) * (2 if self.control else 1)
+        controls = wire.size(state.trained, state.packing.index) if self.control else 0
+        size_down, size_up = (
+            wire.size(one, state.packing.index) + controls
+            for one in ({**state.trained, **state.carried}, updates.expected)
+        )
         report = RoundReport(
             cohort=cohort,
             accepted=tuple(updates.accepted),
@@ -242,8 +256,8 @@ class FederatedAlgorithm:
             tally=updates.tally,
             losses=tuple(updates.losses),
             diagnostics=diagnostics,
-            bytes_down=len(cohort.drawn) * size,
-            bytes_up=len(cohort.tasks) * size,
+            bytes_down=len(cohort.drawn) * size_down,
+            bytes_up=len(cohort.tasks) * size_up,
             seconds={
                 "prepare": prepared - began,
                 "train": trained - prepared - aggregating,
@@ -269,7 +283,29 @@ class FederatedAlgorithm:
             assert clients is not None
             control = updates.controls.result(self.population)
             clients = clients.updated(updates.controls.clients)
-        return replace(state, trained=trained, moments=moments, control=control, clients=clients)
+        if self.own:
+            assert clients is not None
+            clients = clients.updated(updates.own)
+        carried = dict(state.carried)
+        for rule in updates.carried:
+            carried |= rule.result(trained)
+        return replace(
+            state,
+            trained=trained,
+            moments=moments,
+            control=control,
+            clients=clients,
+            carried=carried,
+        )
+
+    def _with_memory(self, task: ClientTask, state: ServerState) -> ClientTask:
+        """The task with what its client remembers."""
+        if state.clients is None:
+            return task
+        remembered = state.clients.get(task.client)
+        if state.control is None:
+            return replace(task, own=remembered)
+        return replace(task, correction=correction(state.control, remembered))
 
 
 class _RoundUpdates:
@@ -283,6 +319,11 @@ class _RoundUpdates:
         self.mean = self._mean(stream)
         self.measured = {name: make(self.start) for name, make in algorithm.diagnostics.items()}
         self.controls = ControlChange(state.control) if state.control is not None else None
+        self.carried = [rule.begin(state.carried) for rule in algorithm.carried]
+        beside = [name for rule in algorithm.carried if rule.returned for name in rule.names]
+        self.expected = {**self.start, **{name: state.carried[name] for name in beside}}
+        self.beside = beside
+        self.own: dict[int, dict[str, torch.Tensor]] = {}
         self.delta = Delta(self.start)
         self.tally: Tally | None = Tally()
         self.losses: list[float] = []
@@ -300,17 +341,19 @@ class _RoundUpdates:
         """Whether the update was accepted."""
         task, local = update.task, self.algorithm.local
         norm = math.nan
-        fault = update.fault or params.mismatch(self.start, update.parameters)
+        fault = update.fault or params.mismatch(self.expected, update.parameters)
         if not fault:
             norm = self.delta.measure(update.parameters)
-            if not math.isfinite(norm):
+            beside = all(update.parameters[name].isfinite().all() for name in self.beside)
+            if not (math.isfinite(norm) and beside):
                 fault = "it holds values that are not finite"
         if fault:
             self._reject(update, fault)
             return False
         weight = 1 if self.algorithm.weighting == "uniform" else task.examples
         steps = local.effective_steps(task.steps)
-        one = Contribution(task.client, update.parameters, weight, steps, norm)
+        trained = {name: update.parameters[name] for name in self.start}
+        one = Contribution(task.client, trained, weight, steps, norm)
         self.aggregator.add(one)
         if self.mean is not None and self.mean is not self.aggregator:
             self.mean.add(one)
@@ -318,6 +361,11 @@ class _RoundUpdates:
         if self.individual:
             for diagnostic in self.measured.values():
                 diagnostic.add(self.delta.values, norm, weight)
+        for rule in self.carried:
+            rule.add(update.parameters, weight)
+        if self.algorithm.own:
+            kept = {name: update.parameters[name] for name in self.algorithm.own}
+            self.own[task.client] = params.copy(kept)
         if self.controls is not None:
             assert task.correction is not None
             assert steps is not None
@@ -355,13 +403,6 @@ class _RoundUpdates:
             raise BadUpdate(update, fault)
         log.warning("%s", _rejection(update, fault))
         self.rejected[update.task.client] = fault
-
-
-def _with_correction(task: ClientTask, state: ServerState) -> ClientTask:
-    if state.control is None:
-        return task
-    assert state.clients is not None
-    return replace(task, correction=correction(state.control, state.clients.get(task.client)))
 
 
 def _rejection(update: ClientUpdate, fault: str) -> str:

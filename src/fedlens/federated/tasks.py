@@ -28,6 +28,7 @@ class ClientTask:
     lr: float
     examples: int  # how many the client holds: its weight in the average
     correction: Params | None = None  # SCAFFOLD's c − c_i, added to each gradient
+    own: Params | None = None  # tensors that the client keeps for itself, as it left them (FedBN)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class ClientUpdate:
     """What a client answers; its tensors are lent until the engine yields the next update."""
 
     task: ClientTask
-    parameters: Params  # of a masked parameter, the trained entries; empty if none arrived
+    parameters: Params  # of a masked parameter, the trained entries, and tensors that travel
+    # beside them (`federated.carried`); empty if none arrived
     tally: Tally | None  # None: the client does not reveal its losses
     fault: str | None = None  # why the client gave up or did not answer
     individual: bool = True  # False: `parameters` are the mean of all, by secure aggregation

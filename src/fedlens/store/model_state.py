@@ -6,22 +6,23 @@ Frozen pretrained weights are left out: the manifest has their hash.
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.models.classifier import Classifier
+from fedlens.models.classifier import Classifier, carried
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
 
-def learned(model: Classifier) -> dict[str, nn.Parameter]:
-    """The parameters that differ from the pretrained ones: all trainable ones, and the head."""
-    return {
+def learned(model: Classifier) -> dict[str, torch.Tensor]:
+    """What differs from the pretrained model: all trainable parameters, the head, and what
+    changes without gradients, such as BatchNorm's statistics."""
+    trained: dict[str, torch.Tensor] = {
         name: value
         for name, value in model.named_parameters()
         if value.requires_grad or name.startswith("head.")
     }
+    return trained | carried(model, model.batch_norm)
 
 
 def state_tensors(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedlens.config.schema import Config, cohort_size, rounds, trained_part
+from fedlens.config.schema import Config, cohort_size, head_only, rounds
 from fedlens.registry import dataset, head, mask_rule
 
 PRETRAINING_IMAGES = 34_200  # vit_pico is pretrained on them, once
@@ -78,7 +78,7 @@ def work_of(config: Config) -> Work:
 
 def units(config: Config) -> int:
     """Epochs or rounds of training; 0 where no parameter is trained."""
-    if trained_part(config.train.trainable)[0] == "head" and config.head.freeze:
+    if head_only(config) and config.head.freeze:
         return 0
     return rounds(config) if config.federated.clients else config.train.epochs
 
@@ -90,8 +90,8 @@ def speed_key(config: Config) -> tuple[Any, ...]:
            config.device)  # fmt: skip
     if _on_features(config):
         return key
-    return (*key, train.trainable, backbone.freeze_blocks, train.batch_size, train.micro_batch,
-            train.optimizer.name, config.sparse.density,
+    return (*key, *train.trainable.items(), backbone.freeze_blocks, train.batch_size,
+            train.micro_batch, train.optimizer.name, config.sparse.density,
             tuple(asdict(config.augment).values()))  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _on_features(config: Config) -> bool:
     """Whether the backbone is frozen and no image is augmented: it then sees each image once."""
     augment = config.augment
     augments = augment.crop_padding or augment.flip or augment.colour_jitter or augment.randaugment
-    return trained_part(config.train.trainable)[0] == "head" and not augments
+    return head_only(config) and not augments
 
 
 def _evaluations(config: Config, total: int) -> int:

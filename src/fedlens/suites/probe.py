@@ -10,13 +10,14 @@ from dataclasses import asdict
 import torch
 
 from fedlens import rng
-from fedlens.config.schema import Config
+from fedlens.config.compose import row_of
+from fedlens.config.schema import Config, batch_norm
 from fedlens.data import synthetic
 from fedlens.data.examples import ImageExamples
 from fedlens.data.images import Images
 from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments import settings
-from fedlens.experiments.build import freeze
+from fedlens.experiments.build import prepare
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream
@@ -136,10 +137,15 @@ def _noise(count: int, classes: int) -> Images:
 
 def _model(config: Config, row: backbones.Backbone, resolution: int, classes: int) -> Classifier:
     backbone = backbones.create(row, resolution=resolution)
-    freeze(config, backbone)
+    prepare(config, backbone)
     backbone.eval()
     head = heads.linear(backbones.width(backbone), classes, 0)
-    return Classifier(backbone, head.requires_grad_(not config.head.freeze))
+    return Classifier(
+        backbone,
+        head.requires_grad_(not config.head.freeze),
+        batch_norm=batch_norm(config),
+        linearised=row_of(config, "train.trainable").traits.get("linearised", False),
+    )
 
 
 def _masks(config: Config, trained: dict[str, torch.nn.Parameter]) -> Masks:

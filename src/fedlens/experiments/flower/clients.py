@@ -17,8 +17,10 @@ from fedlens.experiments.build import Experiment
 from fedlens.experiments.clients import ClientSession
 from fedlens.experiments.flower.setup import encode_setup
 from fedlens.experiments.local_data import of_server, partition_spec, whole
+from fedlens.federated import carried
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import Clients
+from fedlens.models import classifier
 from fedlens.registry import Range, engine
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.stop import StopRequest
@@ -155,6 +157,7 @@ def _clients(config: Config, roster: "Roster", deadline: float, experiment: Expe
         return encode_setup(config, weights, head=head, masks=masks)
 
     assert experiment.partition is not None
+    model, mode = experiment.model, experiment.model.batch_norm
     return FlowerClients(
         roster,
         experiment.partition.sizes.tolist(),
@@ -162,6 +165,7 @@ def _clients(config: Config, roster: "Roster", deadline: float, experiment: Expe
         extra=extra,
         secure=secure,
         losses=privacy.name != "local",
+        only_sent=classifier.carried(model, mode).keys() - carried.returned(model, mode),
     )
 
 

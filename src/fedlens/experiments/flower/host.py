@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedlens import params
 from fedlens.config import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
@@ -21,6 +22,7 @@ from fedlens.experiments.local_data import LocalData
 from fedlens.federated.client import trainable_parameters
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
+from fedlens.models.classifier import carried
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.runtime.allocator import keep_large_blocks
@@ -47,6 +49,7 @@ class HostSession:
             name: (value.detach().clone(), value.requires_grad)
             for name, value in self.experiment.model.named_parameters()
         }
+        self.initial_buffers = params.copy(dict(self.experiment.model.named_buffers()))
         self.head = self.experiment.model.head
         self.masks: Masks = {}
         self.setup: str | None = None  # the digest of the one that is loaded
@@ -64,6 +67,7 @@ class HostSession:
                 before, trained = self.initial[name]
                 value.copy_(before)
                 value.requires_grad_(trained)
+        params.assign(dict(experiment.model.named_buffers()), self.initial_buffers)
         if (head := decode_head(setup)) is not None:
             experiment.with_head(head, {})
         self.masks = decode_masks(setup, dict(experiment.model.named_parameters()))
@@ -85,7 +89,8 @@ class HostSession:
         if stage == "calibration":
             return self.host.calibrator.candidates
         kept = {name: mask for name, mask in self.masks.items() if mask.any()}
-        return Packing(trainable_parameters(model), kept).layout
+        trained = Packing(trainable_parameters(model), kept).layout
+        return trained if stage == "correction" else {**trained, **carried(model, model.batch_norm)}
 
 
 @cache

@@ -35,9 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Slot:
-    """Shared memory for one client: its correction, and the parameters it ends with."""
+    """Shared memory for one client: what it has of its own, and the parameters it ends with."""
 
     correction: Params
+    own: Params
     parameters: Params
 
 
@@ -76,9 +77,12 @@ class Parallel:
         # Forking starts at once and shares the data, but neither CUDA nor threads survive it.
         forks = sys.platform == "linux" and trainer.device.type == "cpu" and threads == 1
         self.context = torch.multiprocessing.get_context("fork" if forks else "spawn")
-        packed = trainer.packed()
-        self.start = _shared(packed)
-        self.slots = [Slot(_shared(packed), _shared(packed)) for _ in range(2 * workers)]
+        packed, sent = trainer.packed(), trainer.sent()
+        own = {name: sent[name] for name in trainer.own_names}
+        self.start = _shared(trainer.received())
+        self.slots = [
+            Slot(_shared(packed), _shared(own), _shared(sent)) for _ in range(2 * workers)
+        ]
         self.workers = [self._spawn(number) for number in range(workers)]
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
@@ -127,9 +131,13 @@ class Parallel:
         worker.job = job
         if job.task.correction:
             params.assign(self.slots[job.slot].correction, job.task.correction)
-        task = replace(job.task, correction=None)  # that one is in shared memory
+        if job.task.own:
+            params.assign(self.slots[job.slot].own, job.task.own)
+        task = replace(job.task, correction=None, own=None)  # those are in shared memory
         try:
-            worker.pipe.send((task, job.slot, job.task.correction is not None))
+            worker.pipe.send(
+                (task, job.slot, job.task.correction is not None, job.task.own is not None)
+            )
         except OSError:  # it died while idle: `_listen` notices and gives the job to another
             log.debug("worker %s is gone", worker.process.name)
 
@@ -189,9 +197,11 @@ def _serve(
         while not pipe.poll(1.0):
             if os.getppid() != parent:
                 return
-        task, slot, corrected = pipe.recv()
+        task, slot, corrected, owned = pipe.recv()
         if corrected:
             task = replace(task, correction=slots[slot].correction)
+        if owned:
+            task = replace(task, own=slots[slot].own)
         try:
             update = trainer.train(task, start)
             params.assign(slots[slot].parameters, update.parameters)

@@ -87,7 +87,8 @@ def _train(
 def _update(content: RecordDict, host: NodeHost, setup: Setup) -> ClientUpdate:
     stage = messages.decode_stage(content)
     like = host.layout(setup, stage)
-    task = messages.decode_task(content, like)
+    corrected = host.layout(setup, "correction") if stage == "rounds" else like
+    task = messages.decode_task(content, corrected)
     parameters = messages.decode_tensors(content.array_records[ARRAYS], like)
     return host.train(setup, stage, task, parameters)
 

@@ -1,6 +1,6 @@
 """Flower's remote clients, behind the same interfaces as clients in this process."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any, cast
@@ -27,16 +27,27 @@ class FlowerEngine:
     """Sends every task as a message; a client without a valid reply yields a fault."""
 
     def __init__(
-        self, roster: Roster, stage: Stage, extra: Mapping[str, Any], *, losses: bool = True
+        self,
+        roster: Roster,
+        stage: Stage,
+        extra: Mapping[str, Any],
+        *,
+        losses: bool = True,
+        only_sent: Collection[str] = (),
     ) -> None:
-        """`losses=False`: clients do not reveal their losses, so updates have no tally."""
+        """`losses=False`: clients do not reveal their losses, so updates have no tally.
+
+        Clients do not send back the tensors named in `only_sent`.
+        """
         self.roster = roster
         self.stage = stage
         self.extra = extra
         self.losses = losses
+        self.only_sent = frozenset(only_sent)
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         shared = messages.encode_tensors(parameters)
+        like = {name: one for name, one in parameters.items() if name not in self.only_sent}
         contents = {
             task.client: messages.encode_task(task, self.stage, shared, self.extra)
             for task in tasks
@@ -49,7 +60,7 @@ class FlowerEngine:
                 _raise_if_worker_died(reply.reason)
                 update = messages.failed_update(task, reply.reason)
             else:
-                update = messages.decode_update(task, reply, parameters, losses=self.losses)
+                update = messages.decode_update(task, reply, like, losses=self.losses)
             if not update.parameters:
                 faults[client] = str(update.fault).rstrip(".")
             if len(faults) == len(tasks):
@@ -140,16 +151,18 @@ class FlowerClients:
         extra: Mapping[str, Any],
         secure: SecureSettings | None = None,
         losses: bool = True,
+        only_sent: Collection[str] = (),
     ) -> None:
         """`encode` makes the setup that nodes need from the head and the masks shared so far.
 
         `extra` is added to every task of a round; `secure`: rounds use secure aggregation;
-        `losses=False`: clients do not reveal their losses.
+        `losses=False`: clients do not reveal their losses; `only_sent` as in `FlowerEngine`.
         """
         self.roster = roster
         self.extra = extra
         self.secure = secure
         self.losses = losses
+        self.only_sent = only_sent
         self._sizes = sizes
         self._encode = encode
         self._head: nn.Linear | None = None
@@ -170,7 +183,8 @@ class FlowerClients:
         extra = self.extra if stage == "rounds" else {}
         if self.secure and stage == "rounds":
             return SecureEngine(self.roster, stage, extra, self.secure, losses=self.losses)
-        return FlowerEngine(self.roster, stage, extra, losses=self.losses)
+        only_sent = self.only_sent if stage == "rounds" else ()
+        return FlowerEngine(self.roster, stage, extra, losses=self.losses, only_sent=only_sent)
 
     def statistics(self, width: int, classes: int) -> Statistics:
         like = {

@@ -17,8 +17,8 @@ class NodeHost(Protocol):
         """`clients`: which clients it hosts; `identity`: of which dataset and partition."""
         ...
 
-    def layout(self, setup: Setup, stage: Stage | Literal["calibration"]) -> Params:
-        """Tensors with the names, types and shapes of what is sent in a stage."""
+    def layout(self, setup: Setup, stage: Stage | Literal["calibration", "correction"]) -> Params:
+        """Tensors with the names, types and shapes of what a node is sent in a stage."""
         ...
 
     def train(

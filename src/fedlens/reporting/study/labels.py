@@ -178,7 +178,7 @@ def trained(method: Method) -> str:
     head = method.labels["head"]
     if not trains(method):
         return f"{head}, no fine-tuning"
-    if method.get("train.trainable") == "head":
+    if method.get("train.trainable.name") == "head":
         return f"{head} trained, backbone frozen"
     how = "frozen" if method.get("head.freeze") else "trained jointly"
     return f"{method.labels['trainable']}, {head} {how}"

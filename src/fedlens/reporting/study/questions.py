@@ -110,7 +110,7 @@ def six_models(
     """
     backbone = [
         m for m in methods
-        if labels.trains(m) and m.get("train.trainable") != "head"
+        if labels.trains(m) and m.get("train.trainable.name") != "head"
         and (not labels.federated(m) or labels.is_fedavg(m))
         and (not noniid or not labels.federated(m) or labels.evenly_split(m)
              or labels.partition(m) == noniid)
@@ -162,7 +162,7 @@ def schedules(methods: Methods) -> list[Comparison]:
 @question(label="Heads on the frozen backbone", order=3, suite="centralized", audit=())
 def heads(methods: Methods) -> list[Comparison]:
     """Everything that keeps the backbone as it was pretrained."""
-    here = [m for m in methods if m.get("train.trainable") == "head" or not labels.trains(m)]
+    here = [m for m in methods if m.get("train.trainable.name") == "head" or not labels.trains(m)]
     here = [m for m in here if not labels.federated(m) or labels.is_fedavg(m)]
     learned = same_training([m for m in here if labels.trains(m)], TRAINED, PARTITION)
     here = [*(m for m in here if not labels.trains(m)), *learned]
@@ -181,7 +181,9 @@ def heads(methods: Methods) -> list[Comparison]:
 def under_heads(methods: Methods) -> list[Comparison]:
     """The backbone fine-tuned with several types of head, beside the fitted head alone."""
     here = [
-        m for m in fedavg(methods) if m.get("train.trainable") != "head" and not labels.sparse(m)
+        m
+        for m in fedavg(methods)
+        if m.get("train.trainable.name") != "head" and not labels.sparse(m)
     ]
     return [
         _with_start(
@@ -198,7 +200,7 @@ def under_heads(methods: Methods) -> list[Comparison]:
 )  # fmt: skip
 def local_steps(methods: Methods) -> list[Comparison]:
     """Partitions × J at a constant number of local steps; fine-tuning before training a head."""
-    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.trainable") == "head")
+    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.trainable.name") == "head")
     return [
         compare(
             alike, PARTITION, STEPS, note=shared_settings(alike, "partition", "steps"),
@@ -214,7 +216,7 @@ def local_steps(methods: Methods) -> list[Comparison]:
 )  # fmt: skip
 def heterogeneity(methods: Methods) -> list[Comparison]:
     """Partitions at one number of local steps, where no other number was tried."""
-    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.trainable") == "head")
+    heads_last = sorted(fedavg(methods), key=lambda m: m.get("train.trainable.name") == "head")
     return [
         compare(
             alike, PARTITION, STEPS, note=shared_settings(alike, "partition"),

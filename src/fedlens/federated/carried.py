@@ -1,0 +1,130 @@
+"""Tensors that travel beside the trained parameters, and change by rules of their own.
+
+BatchNorm's statistics are averaged. The weights under LoRA take up what averaging the factors
+loses: W ← W + s·(Σ p_k B_k A_k − B A), where A and B are the new global factors, so that the global
+model is exactly the mean of the clients' models (Singhal et al., 2024,
+https://arxiv.org/abs/2410.09432).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from fedlens import params
+from fedlens.federated.aggregation import RunningSum
+from fedlens.models import batch_norm, lora
+from fedlens.models.batch_norm import Mode
+from fedlens.models.lora import FactorNames
+from fedlens.params import Params
+
+
+class CarriedRound(Protocol):
+    """One round of a rule."""
+
+    def add(self, parameters: Params, weight: float) -> None:
+        """Takes in what one client sent."""
+        ...
+
+    def result(self, trained: Params) -> dict[str, torch.Tensor]:
+        """The new values; `trained` are the new global parameters."""
+        ...
+
+
+class CarriedRule(Protocol):
+    """How some carried tensors change in a round."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def returned(self) -> bool:
+        """Whether clients send them back."""
+        ...
+
+    def begin(self, carried: Params) -> CarriedRound: ...
+
+
+@dataclass(frozen=True)
+class AveragedStatistics:
+    """The mean of the clients' statistics, weighted as their updates are."""
+
+    names: tuple[str, ...]
+    returned: bool = True
+
+    def begin(self, carried: Params) -> "_MeanStatistics":
+        return _MeanStatistics({name: carried[name] for name in self.names})
+
+
+class _MeanStatistics:
+    def __init__(self, start: Params) -> None:
+        self.start = start
+        self.running = RunningSum(start)
+
+    def add(self, parameters: Params, weight: float) -> None:
+        self.running.add(parameters, weight)
+
+    def result(self, trained: Params) -> dict[str, torch.Tensor]:
+        del trained
+        change = self.running.change(1 / self.running.total)
+        return _moved(self.start, change)
+
+
+@dataclass(frozen=True)
+class ExactProducts:
+    """The weights under LoRA, so that products of factors are averaged without a remainder."""
+
+    factors: tuple[FactorNames, ...]
+    returned: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.original for one in self.factors)
+
+    def begin(self, carried: Params) -> "_MeanProducts":
+        return _MeanProducts(self.factors, carried)
+
+
+class _MeanProducts:
+    def __init__(self, factors: Sequence[FactorNames], start: Params) -> None:
+        self.factors = factors
+        self.start = {one.original: start[one.original] for one in factors}
+        self.sums = params.zeros_like(self.start, torch.float64)
+        self.total = 0.0
+
+    def add(self, parameters: Params, weight: float) -> None:
+        for one in self.factors:
+            self.sums[one.original].add_(_product(one, parameters), alpha=weight)
+        self.total += weight
+
+    def result(self, trained: Params) -> dict[str, torch.Tensor]:
+        remainder = {
+            one.original: self.sums[one.original] / self.total - _product(one, trained)
+            for one in self.factors
+        }
+        return _moved(self.start, remainder)
+
+
+def _product(one: FactorNames, parameters: Params) -> torch.Tensor:
+    return one.scale * (parameters[one.b].double() @ parameters[one.a].double())
+
+
+def _moved(start: Params, change: Params) -> dict[str, torch.Tensor]:
+    return {name: (value.double() + change[name]).to(value) for name, value in start.items()}
+
+
+def rules(model: nn.Module, mode: Mode) -> tuple[CarriedRule, ...]:
+    """The rules of all tensors that `models.classifier.carried` names."""
+    found: list[CarriedRule] = []
+    if mode != "frozen" and (names := tuple(batch_norm.statistics(model))):
+        found.append(AveragedStatistics(names))
+    if factors := tuple(one for one in lora.names(model) if one.exact):
+        found.append(ExactProducts(factors))
+    return tuple(found)
+
+
+def returned(model: nn.Module, mode: Mode) -> set[str]:
+    """The names of the carried tensors that clients send back."""
+    return {name for rule in rules(model, mode) if rule.returned for name in rule.names}
