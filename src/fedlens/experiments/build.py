@@ -218,12 +218,11 @@ class Extractor:
     stop: StopRequest
 
     def __call__(self, images: Images, split: str, per_class: int | None) -> torch.Tensor:
+        factors = lora.names(self.backbone)  # they start at zero, so features are the same
         key = {
             **self.inputs,
             "backbone": self.row.name,
-            "parameters": params.digest(
-                lora.plain(lora.names(self.backbone), self.backbone.state_dict())
-            ),
+            "parameters": params.digest(lora.plain(factors, self.backbone.state_dict())),
             "resolution": self.pipeline.resolution,
             "normalisation": [self.row.mean, self.row.std],
             "precision": self.precision.name,

@@ -1,8 +1,8 @@
 """A finished run, loaded again: its experiment, what it started from, and what it learned.
 
 Parameters are whole maps, frozen ones included and LoRA's factors merged, so that runs which
-trained different parts of one model can be subtracted from each other. BatchNorm's statistics, where
-they were trained, are not part of the arithmetic: the model keeps those the run ended with.
+trained different parts of one model can be subtracted from each other. BatchNorm's statistics,
+where they were trained, take no part in that: the model keeps those the run ended with.
 """
 
 from collections.abc import Callable
