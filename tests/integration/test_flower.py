@@ -65,6 +65,14 @@ VARIANTS = {
     "sparse, scores of clients": [*SPARSE, "head=ridge", "head.freeze=true"],
     "sparse, votes of clients": [*SPARSE, "sparse.voting=majority"],
     "sparse scaffold": [*SPARSE, "algorithm.scaffold=true"],
+    "LoRA": ["train.trainable=lora", "head=ridge"],
+    "LoRA, products averaged": [
+        "train.trainable=lora", "train.trainable.average=products",
+    ],
+    "BatchNorm averaged, with scaffold": [
+        "backbone=timm:test_resnet", "backbone.resolution=32",
+        "backbone.pretrained=false", "algorithm.scaffold=true",
+    ],
 }  # fmt: skip
 
 # With SCAFFOLD, so that the states of clients matter too.

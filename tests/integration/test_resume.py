@@ -23,6 +23,11 @@ MODES = {
     ],
     "micro-batches": ["train.micro_batch=20"],
     "last block": ["train.trainable=last_blocks:1"],
+    "biases and norms": ["train.trainable=biases_and_norms"],
+    "LoRA": ["train.trainable=lora"],
+    "BatchNorm trained": [
+        "backbone=timm:test_resnet", "backbone.resolution=32", "backbone.pretrained=false",
+    ],
     "frozen blocks": ["backbone.freeze_blocks=2"],
     "head on features": ["train=head", "augment=none"],
     "head on images": ["train=head"],
@@ -42,8 +47,16 @@ MODES = {
     ],
 }  # fmt: skip
 
+RESNET = ["backbone=timm:test_resnet", "backbone.resolution=32", "backbone.pretrained=false"]
 FEDERATIONS = {
     "fedavg": [],
+    "LoRA": ["head=ridge", "train.trainable=lora", "train.trainable.rank=2"],
+    "LoRA, products averaged": [
+        "head=ridge", "train.trainable=lora", "train.trainable.average=products",
+    ],
+    "linearised": ["head=ridge", "train.trainable=linearised"],
+    "BatchNorm averaged": RESNET,
+    "BatchNorm local": [*RESNET, "backbone.batch_norm=local"],
     "fedprox": [*ON_FEATURES, "algorithm=fedprox", "algorithm.proximal=0.5"],
     "scaffold": ["algorithm=scaffold", "partition=classes", "partition.classes_per_client=25"],
     "scaffold on features": [*ON_FEATURES, "algorithm=scaffold", "checkpoint.every=2"],
@@ -119,7 +132,8 @@ def test_a_federation_interrupted_and_resumed(
     assert facts(start(cut)) == expected
     present, needed = client_files(folder)
     assert present == needed
-    assert bool(present) == ("algorithm=scaffold" in common)
+    remembers = {"algorithm=scaffold", "backbone.batch_norm=local"} & set(common)
+    assert bool(present) == bool(remembers)
 
 
 def client_files(folder: RunFolder) -> tuple[set[str], set[str]]:
