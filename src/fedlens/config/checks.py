@@ -92,12 +92,10 @@ def check(config: Config) -> None:
             config.run.name is None or re.fullmatch(r"[\w.+=-]*\w", config.run.name) is not None,
             f"run.name={config.run.name} must be one plain folder name",
         ),
-        (config.backbone.freeze_blocks >= 0, "backbone.freeze_blocks must be 0 or more"),
         (
             config.backbone.freeze_blocks == 0 or mode == "full",
             f"backbone.freeze_blocks goes with train.trainable=full, not with {train.trainable}",
         ),
-        (_positive(config.backbone.resolution), "backbone.resolution must be positive"),
         (config.augment.crop_padding >= 0, "augment.crop_padding must be 0 or more"),
         (0 <= config.augment.colour_jitter <= 1, "augment.colour_jitter must lie in [0, 1]"),
         (config.augment.randaugment >= 0, "augment.randaugment must be 0 or more"),

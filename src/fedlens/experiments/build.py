@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedlens import params
-from fedlens.config.schema import BackboneConfig, Config, trained_part
+from fedlens.config.schema import Config, trained_part
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.data.features import features
 from fedlens.data.images import Images
@@ -24,7 +24,10 @@ from fedlens.data.splits import Choice, SealedTest
 from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments.local_data import LocalData
 from fedlens.models import backbones, heads, weights
+from fedlens.models.blocks import freeze_blocks, last_blocks
 from fedlens.models.classifier import Classifier
+from fedlens.registry import RowSettings
+from fedlens.registry import dataset as dataset_registry
 from fedlens.registry import head as head_registry
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
@@ -108,11 +111,15 @@ class FrozenFeatures:
 
 
 def with_resolution(config: Config) -> Config:
-    """With the backbone's own resolution filled in; refuses an impossible one early."""
-    row = backbones.find(config.backbone.name)
-    resolution = config.backbone.resolution or row.resolution
-    backbones.check_resolution(row, resolution)
-    return replace(config, backbone=replace(config.backbone, resolution=resolution))
+    """With the backbone's own resolution filled in; refuses an impossible one early.
+
+    A backbone that says none gets the images as large as they are.
+    """
+    row = backbones.find(config.backbone)
+    size = dataset_registry[config.data.name].traits.get("image_size")
+    resolution = config.backbone.resolution or row.resolution or size
+    resolution = backbones.checked_resolution(row, resolution)
+    return replace(config, backbone=config.backbone.but(resolution=resolution))
 
 
 def build(
@@ -130,8 +137,8 @@ def build(
     precision = choose_precision(config.train.precision, device)
     images = data.images.to(device)
     backbone, weights_hash = _backbone(config, device, stop)
-    row = backbones.find(config.backbone.name)
-    resolution = config.backbone.resolution or row.resolution
+    row = backbones.find(config.backbone)
+    resolution = backbones.checked_resolution(row, config.backbone.resolution)
     log.info(
         "%s: %d training and %d validation images of %d classes; backbone %s at %d px on %s",
         data.name, len(data.train_index), len(data.validation_index), data.classes, row.name,
@@ -186,11 +193,11 @@ def build(
     )
 
 
-def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
+def weights_file(backbone: RowSettings, stop: StopRequest) -> Path:
     """The file a backbone starts from: found, downloaded, or written by fedlens' pretraining."""
-    if config.name != "vit_pico" or config.weights:
-        explicit = Path(config.weights) if config.weights else None
-        return weights.find(backbones.find(config.name), explicit)
+    if backbone.name != "vit_pico" or backbone.weights:
+        explicit = Path(backbone.weights) if backbone.weights else None
+        return weights.find(backbones.find(backbone), explicit)
     with progress_bar("pretraining vit_pico, once", stop) as progress:
         return pico_weights(progress=progress, check=stop.check)
 
@@ -238,9 +245,8 @@ def _backbone(
     config: Config, device: torch.device, stop: StopRequest
 ) -> tuple[nn.Module, str | None]:
     """The backbone with its weights, and their hash; weights that are not trained are frozen."""
-    settings, row = config.backbone, backbones.find(config.backbone.name)
-    resolution = settings.resolution or row.resolution
-    backbone = backbones.create(row, resolution=resolution, seed=config.seed)
+    settings, row = config.backbone, backbones.find(config.backbone)
+    backbone = backbones.create(row, resolution=settings.resolution, seed=config.seed)
     freeze(config, backbone)
     digest = None
     if settings.pretrained:
@@ -256,6 +262,6 @@ def freeze(config: Config, backbone: nn.Module) -> None:
     if mode == "head":
         backbone.requires_grad_(False)
     elif mode == "last_blocks":
-        backbones.last_blocks(backbone, blocks)
+        last_blocks(backbone, blocks)
     elif config.backbone.freeze_blocks:
-        backbones.freeze_blocks(backbone, config.backbone.freeze_blocks)
+        freeze_blocks(backbone, config.backbone.freeze_blocks)
