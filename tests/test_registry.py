@@ -49,6 +49,12 @@ def name_of(value: object) -> str | None:
     return value.name if isinstance(value, Parameter) else None
 
 
+def chosen(row: Row) -> dict[str, Any]:
+    """The row by its name, with a word for every parameter that it cannot do without."""
+    needed = [one.name for one in row.parameters if one.default is REQUIRED]
+    return {"name": row.name, **dict.fromkeys(needed, "something")}
+
+
 @cache
 def base(key: str) -> Config:
     return compose(EXPERIMENTS.get(key, "fedavg_iid"), [])
@@ -229,7 +235,7 @@ def outside(parameter: Parameter) -> Iterator[Any]:
 def test_every_parameter_refuses_what_it_cannot_be(row: Row, parameter: Parameter) -> None:
     for value in outside(parameter):
         with pytest.raises(FedlensError, match=rf"^key\.{parameter.name}=.* must be ") as caught:
-            REGISTRIES[row.kind].settings({"name": row.name, parameter.name: value}, "key")
+            REGISTRIES[row.kind].settings({**chosen(row), parameter.name: value}, "key")
         assert "\n" not in str(caught.value)
 
 
@@ -458,10 +464,10 @@ def test_configs_need_no_torch(module: str) -> None:
 @pytest.mark.parametrize(("key", "row"), CHOICES, ids=name_of)
 def test_every_row_can_be_chosen_and_survives_its_file_and_its_command(key: str, row: Row) -> None:
     experiment = EXPERIMENTS.get(key, "fedavg_iid")
-    config = compose(experiment, [f"{key}={row.name}"])
-    chosen = registry_value(config, key)
-    assert chosen["name"] == row.name
-    assert set(chosen.parameters) == {one.name for one in row.parameters}
+    config = compose(experiment, [f"{key}={REGISTRIES[row.kind].spelled(chosen(row))}"])
+    value = registry_value(config, key)
+    assert value["name"] == row.name
+    assert set(value.parameters) == {one.name for one in row.parameters}
     assert from_yaml(to_yaml(config), "its file") == config
     assert identity(compose(experiment, command(config)[3:])) == identity(config)
 
@@ -495,11 +501,13 @@ WITH_PARAMETERS = [(key, row, one) for key, row in CHOICES for one in row.parame
 def test_only_values_that_are_not_defaults_name_a_run(
     key: str, row: Row, parameter: Parameter
 ) -> None:
-    plain = changed(base(key), {key: {"name": row.name}})
+    plain = changed(base(key), {key: chosen(row)})
+    always_named = f"{key}.{parameter.name}" == "backbone.resolution"
     if parameter.default is not REQUIRED:
         same = changed(plain, {f"{key}.{parameter.name}": parameter.default})
         assert run_name(same) == run_name(plain)
-        assert f"{key}.{parameter.name}" not in identity(plain)
+        named = f"{key}.{parameter.name}" in identity(plain)
+        assert named == (always_named and parameter.default is not None)
     values = {f"{key}.{parameter.name}": another(parameter)}
     if parameter.name == "nesterov":
         values["train.optimizer.momentum"] = 0.9
@@ -586,6 +594,7 @@ def test_labels_of_other_rows() -> None:
     sparse = compose("sparse_fedavg", ["partition=classes", "partition.classes_per_client=5"])
     assert labels(sparse) == {
         "data": "CIFAR-100",
+        "backbone": "dino_vits16",
         "head": "ridge head",
         "trainable": "full fine-tuning",
         "optimizer": "SGD",
@@ -596,6 +605,7 @@ def test_labels_of_other_rows() -> None:
     central = labels(compose("head_only", ["train.optimizer=adamw"]))
     assert central == {
         "data": "CIFAR-100",
+        "backbone": "dino_vits16",
         "head": "linear head",
         "trainable": "head only",
         "optimizer": "AdamW",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedlens.models.heads import fit_ridge as ridge  # noqa: F401
     from fedlens.registry import Range as Range
     from fedlens.registry import aggregator as aggregator
+    from fedlens.registry import backbone as backbone
     from fedlens.registry import client_optimizer as client_optimizer
     from fedlens.registry import dataset as dataset
     from fedlens.registry import diagnostic as diagnostic
@@ -90,6 +91,7 @@ _PUBLIC = {
     "merge_method": "fedlens.registry:merge_method",
     "partitioner": "fedlens.registry:partitioner",
     "dataset": "fedlens.registry:dataset",
+    "backbone": "fedlens.registry:backbone",
     "head": "fedlens.registry:head",
     "trainable": "fedlens.registry:trainable",
     "engine": "fedlens.registry:engine",

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from math import inf
@@ -186,7 +187,7 @@ class Registry:
 
     Examples:
         >>> sorted(REGISTRIES)[:3]
-        ['aggregator', 'client_optimizer', 'dataset']
+        ['aggregator', 'backbone', 'client_optimizer']
     """
 
     def __init__(
@@ -197,18 +198,21 @@ class Registry:
         what: str,
         common: tuple[Parameter, ...] = (),
         adopts: tuple[str, ...] = (),
+        near: str | None = None,
         doc: str = "",
     ) -> None:
         """`modules` hold the package's own rows (a package stands for all its modules).
 
         `common` parameters belong to every row; rows of the kinds in `adopts` count as rows of
-        this one too. `doc` is what `help` shows.
+        this one too. `near` is the function, as module:name, that knows what to choose for a name
+        that is like no row's; it is imported only then. `doc` is what `help` shows.
         """
         self.kind = kind
         self.modules = modules
         self.what = what
         self.common = common
         self.adopts = adopts
+        self.near = near
         self.__doc__ = doc or type(self).__doc__
         self.added: dict[str, Row] = {}  # from outside the package
         REGISTRIES[kind] = self
@@ -267,8 +271,7 @@ class Registry:
         if not isinstance(name, str):
             raise FedlensError(f"{where} names no {self.what}: write {where}=NAME.")
         if name not in self:
-            options = [self._spelled_option(row) for row in self]
-            raise FedlensError(f"{where}={name} is unknown: {suggest(name, options)}")
+            raise FedlensError(f"{where}={name} is unknown: {self._suggestion(name)}")
         return RowSettings(name=name, **self[name].checked(values, where))
 
     def chosen(self, choice: str) -> dict[str, Any]:
@@ -290,6 +293,15 @@ class Registry:
         name = str(settings["name"])
         argument = self[name].traits.get("argument")
         return name if argument is None else f"{name}:{settings[argument]}"
+
+    def _suggestion(self, name: str) -> str:
+        near = None
+        if self.near is not None and not get_close_matches(name, self.names, n=1, cutoff=0.8):
+            module, _, function = self.near.partition(":")
+            near = getattr(import_module(module), function)(name)
+        if near is not None:
+            return f"did you mean '{near}'?"
+        return suggest(name, [self._spelled_option(row) for row in self])
 
     def _spelled_option(self, row: Row) -> str:
         argument = row.traits.get("argument")
@@ -737,6 +749,51 @@ dataset = Registry(
         ...                    load_train=lambda: load(8), load_test=lambda: load(4))
         >>> len(fl.dataset["noise"].make(None).load_train())
         8
+    """,
+)  # fmt: skip
+backbone = Registry(
+    "backbone",
+    ("fedlens.models.backbones",),
+    what="backbone",
+    near="fedlens.models.timm_models:near",
+    common=(
+        Parameter("resolution", int | None, FromTrait("resolution", None), Range("[1, inf)"),
+                  "pixels; null: the backbone's own, else the images' own"),
+        Parameter("pretrained", bool | None, FromTrait("pretrained", None), None,
+                  "start from pretrained weights; null: if backbone.weights names a file"),
+        Parameter("weights", str | None, None, None,
+                  "a local file; null: $FEDLENS_WEIGHTS, else the cache or a download"),
+        Parameter("sha256", str | None, None, None, "refuse a file with another hash"),
+        Parameter("features", str | None, FromTrait("features", None), None,
+                  "output: what the module returns; else the submodule whose output is the "
+                  "features; null: found"),
+        Parameter("freeze_blocks", int, 0, Range("[0, inf)"),
+                  "freeze the embeddings or stem and so many of the first blocks"),
+        Parameter("batch_norm", Literal["auto", "frozen", "averaged", "local"], "auto", None,
+                  "statistics of BatchNorm layers: frozen; trained and averaged; or kept by each "
+                  "client (FedBN); auto: frozen if pretrained, else averaged"),
+    ),
+    doc="""What maps images to features: any `nn.Module`.
+
+    A function `(**parameters)` that returns an `nn.Module`; with an argument `resolution` it is
+    given the size of the images in pixels. The module gets normalised images [B, 3, R, R]. Its
+    classifier, if it has one, is removed, and its features are found or named by the parameter
+    `features`. Traits: `resolution`, the usual size; `mean` and `std`, of the three channels of
+    pixels in [0, 1], else 0.5; `patch`, of which the resolution is a multiple. The parameters below
+    are of all backbones.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> from fedlens.models import backbones
+        >>> @fl.backbone(label="small CNN", resolution=32)
+        ... def small_cnn(*, width: int = 8):
+        ...     return torch.nn.Sequential(
+        ...         torch.nn.Conv2d(3, width, 3, stride=2), torch.nn.ReLU(),
+        ...         torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        ...     )
+        >>> backbones.create(backbones.find("small_cnn"))(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 8])
     """,
 )  # fmt: skip
 head = Registry(

@@ -21,6 +21,7 @@ from fedlens.config.compose import (
     word,
 )
 from fedlens.config.identity import identity, run_name
+from fedlens.config.labels import labels
 from fedlens.config.options import groups, options
 from fedlens.config.schema import (
     Config,
@@ -70,7 +71,8 @@ from fedlens.registry import RowSettings
         ("run.name=..", "one plain folder name"),
         ("seed=1,2", "one value per key"),
         ("data=cifar100,synthetic", "one value per key"),
-        ("backbone=timm", "needs a name"),
+        ("backbone=timm", "backbone=timm needs backbone.model .its name in timm"),
+        ("backbone=resnet18", "did you mean 'timm:resnet18'?"),
         ("device=auto:1", "device=auto:1 is unknown"),
         ("train.lr=inf", "finite"),
         ("augment.crop_padding=-1", "0 or more"),
@@ -143,13 +145,23 @@ def test_every_experiment_composes_and_documents_itself(name: str) -> None:
 @pytest.mark.parametrize("group", [g for g in groups() if g != "experiment"])
 def test_every_option_of_every_group_composes(group: str) -> None:
     for option in options(group):
-        if (group, option) != ("backbone", "timm"):
-            compose("fedavg_iid", [f"{group}={option}"])
+        compose("fedavg_iid", [f"{group}={option}"])
 
 
 def test_any_timm_backbone_can_be_named() -> None:
     config = compose("centralized", ["backbone=timm:resnet18.a1_in1k"])
-    assert config.backbone.name == "timm:resnet18.a1_in1k"
+    assert (config.backbone.name, config.backbone.model) == ("timm", "resnet18.a1_in1k")
+    assert config.backbone.resolution is None
+    assert "_timm-resnet18.a1_in1k_" in run_name(config)
+    assert labels(config)["backbone"] == "timm:resnet18.a1_in1k"
+
+
+def test_another_backbone_brings_its_own_resolution() -> None:
+    config = compose("centralized", ["backbone=vit_tiny"])
+    assert config.backbone.resolution == 224
+    assert changed(config, {"backbone": "vit_pico"}).backbone.resolution == 32
+    small = changed(config, {"backbone.resolution": 64})
+    assert changed(small, {"backbone": "vit_pico"}).backbone.resolution == 64
 
 
 def test_overrides_set_keys_presets_and_rows() -> None:
@@ -449,7 +461,7 @@ def test_a_command_has_only_what_differs_from_its_experiment() -> None:
     config = compose("quickstart", ["train.lr=0.1", "run.name=it", "seed=2"])
     assert command(config) == ["fedlens", "run", "quickstart", "seed=2"]
     named = compose("ridge", ["backbone=timm:resnet18.a1_in1k", "head.temperature=2"])
-    assert "backbone.name=timm:resnet18.a1_in1k" in command(named)
+    assert command(named)[3:5] == ["backbone=timm", "backbone.model=resnet18.a1_in1k"]
     assert "head.temperature=2.0" in command(named)
     undone = compose("sparse_fedavg", ["sparse.density=null", "federated.clients=5"])
     assert {"sparse.density=null", "federated.clients=5"} <= set(command(undone))

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from fedlens import files, params
 from fedlens.config.compose import compose
-from fedlens.config.schema import BackboneConfig, Config
+from fedlens.config.schema import Config
 from fedlens.data import synthetic
 from fedlens.experiments import build, settings
 from fedlens.experiments.build import Experiment
@@ -123,7 +123,7 @@ def test_a_stop_request_comes_through_while_another_process_works(
     config = build.with_resolution(compose("sparse_fedavg", SETTING))
     with pytest.raises(Interrupted):
         if kind == "weights":
-            build.weights_file(BackboneConfig(name="vit_pico"), stop)
+            build.weights_file(config.backbone, stop)
         prepared_experiment(config, tmp_path / "run", stop)
     assert waits.total() == 2
     assert not list(tmp_path.glob(f"{kind}/*"))

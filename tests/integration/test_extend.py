@@ -29,6 +29,7 @@ ROWS = {
     "merge_method": "sign_mean",
     "partitioner": "sorted_blocks",
     "dataset": "stripes",
+    "backbone": "small_resnet",
     "head": "shrunken_means",
     "engine": "last_to_first",
     "question": "batch_sizes",
@@ -59,6 +60,10 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "partition": (
         ["partition=sorted_blocks", "partition.blocks=4"],
         {"partition": "sorted into 4 blocks"},
+    ),
+    "backbone": (
+        ["backbone=small_resnet", "backbone.width=4", "backbone.pretrained=null"],
+        {"backbone": "small_resnet"},
     ),
     "head": (["head=shrunken_means", "head.shrink=0.2"], {"head": "shrunken class means"}),
     "mask rule": (

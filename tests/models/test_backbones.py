@@ -1,16 +1,17 @@
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.models import backbones
-from fedlens.models.backbones import Backbone
+from fedlens.models import backbones, blocks
+from fedlens.registry import backbone as registry
 
 PICO = backbones.find("vit_pico")
 DEPTH = 3
-SIZE = {"patch_size": 4, "embed_dim": 12, "depth": DEPTH, "num_heads": 3}
+SIZE: dict[str, Any] = {"patch_size": 4, "embed_dim": 12, "depth": DEPTH, "num_heads": 3}
 EMBEDDINGS = {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
 
 
@@ -18,25 +19,27 @@ EMBEDDINGS = {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
 def small(request: pytest.FixtureRequest) -> tuple[nn.Module, set[str], str]:
     """A ViT of either kind, the names of its embeddings, and that of its final norm."""
     average = {"class_token": False, "global_pool": "avg"} if request.param == "average" else {}
-    row = replace(PICO, arguments={**SIZE, **average})
+    made = VisionTransformer(num_classes=0, img_size=32, **SIZE, **average)
     embeddings = EMBEDDINGS if average else {*EMBEDDINGS, "cls_token"}
-    return backbones.create(row), embeddings, "fc_norm" if average else "norm"
+    return made, embeddings, "fc_norm" if average else "norm"
 
 
 def trained(backbone: nn.Module) -> set[str]:
     return {name for name, value in backbone.named_parameters() if value.requires_grad}
 
 
-@pytest.mark.parametrize("row", backbones.TABLE.values(), ids=backbones.TABLE)
-def test_rows_build_what_they_say(row: Backbone) -> None:
+@pytest.mark.parametrize("name", [name for name in registry.names if name != "timm"])
+def test_rows_build_what_they_say(name: str) -> None:
+    row = backbones.find(name)
     backbone = backbones.create(row, resolution=2 * row.patch).eval()
     with torch.inference_mode():
         features = backbone(torch.zeros(2, 3, 2 * row.patch, 2 * row.patch))
     assert features.shape == (2, backbones.width(backbone))
+    assert row.resolution
     assert row.resolution % row.patch == 0
     assert row.files or row.name == "vit_pico"
-    if row.timm_name:
-        derived = backbones.find(f"timm:{row.timm_name}")
+    if row.repository:
+        derived = backbones.find(row.repository.replace("timm/", "timm:"))
         assert (derived.mean, derived.std, derived.patch) == (row.mean, row.std, row.patch)
         assert derived.repository == row.repository
 
@@ -59,7 +62,10 @@ def test_creation_is_addressed_and_leaves_the_global_generator_alone() -> None:
     ("name", "message"),
     [
         ("dino_vit16", "did you mean 'dino_vits16'?"),
-        ("resnet", "choose from dino_vits16"),
+        ("xyzzy", "choose from dino_vits16, dinov2_vits14, timm:MODEL, vit_pico, vit_tiny."),
+        ("resnet18", "backbone=resnet18 is unknown: did you mean 'timm:resnet18'?"),
+        ("resnet18.a1_in1k", "did you mean 'timm:resnet18.a1_in1k'?"),
+        ("convnext_atoo", "did you mean 'timm:convnext_atto'?"),
         ("timm:vit_tinny_patch16_224", "did you mean 'timm:vit_tiny_patch16_224'?"),
         (
             "timm:vit_tiny_patch16_224.augreg",
@@ -80,7 +86,7 @@ def test_any_timm_model_makes_a_row() -> None:
     assert row.name == "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     assert row.files[0] == backbones.find("vit_tiny").files[0]
     convolutional = backbones.find("timm:resnet10t")
-    assert (convolutional.patch, convolutional.sized) == (1, False)
+    assert convolutional.patch == 1
     assert convolutional.classifier == ("fc",)
     backbone = backbones.create(convolutional, resolution=33).eval()
     with torch.inference_mode():
@@ -109,7 +115,7 @@ def test_freeze_blocks_freezes_embeddings_and_first_blocks(
 ) -> None:
     backbone, embeddings, _ = small
     names = trained(backbone)
-    backbones.freeze_blocks(backbone, n)
+    blocks.freeze_blocks(backbone, n)
     first = {name for name in names if name.startswith(tuple(f"blocks.{i}." for i in range(n)))}
     assert embeddings < names
     assert names - trained(backbone) == (first | embeddings if n else set())
@@ -121,7 +127,7 @@ def test_last_blocks_trains_them_and_the_norm(
 ) -> None:
     backbone, _, norm = small
     names = trained(backbone)
-    backbones.last_blocks(backbone, n)
+    blocks.last_blocks(backbone, n)
     kept = tuple(f"blocks.{i}." for i in range(DEPTH - n, DEPTH))
     last = {name for name in names if name.startswith(kept)}
     assert trained(backbone) == last | {f"{norm}.weight", f"{norm}.bias"}
@@ -129,13 +135,13 @@ def test_last_blocks_trains_them_and_the_norm(
 
 def test_freezing_more_than_there_is_is_refused(small: tuple[nn.Module, set[str], str]) -> None:
     backbone, _, _ = small
-    for refuse in (backbones.freeze_blocks, backbones.last_blocks):
+    for refuse in (blocks.freeze_blocks, blocks.last_blocks):
         for n in (-1, DEPTH + 1):
             with pytest.raises(FedlensError, match=f"{DEPTH}, the number of blocks"):
                 refuse(backbone, n)
-        with pytest.raises(FedlensError, match="no sequence of transformer blocks"):
+        with pytest.raises(FedlensError, match="no sequence of blocks"):
             refuse(nn.Linear(2, 2), 1)
     with pytest.raises(FedlensError, match="last_blocks:0"):
-        backbones.last_blocks(backbone, 0)
-    backbones.freeze_blocks(nn.Linear(2, 2), 0)
+        blocks.last_blocks(backbone, 0)
+    blocks.freeze_blocks(nn.Linear(2, 2), 0)
     assert trained(backbone) == {name for name, _ in backbone.named_parameters()}

@@ -2,12 +2,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import create_model
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedlens import files, params
@@ -16,8 +18,14 @@ from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
 from fedlens.models import backbones, heads, weights
 
-SIZE = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
-PICO = replace(backbones.find("vit_pico"), patch=4, arguments=SIZE)
+SIZE: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
+def small_vit(resolution: int) -> nn.Module:
+    return VisionTransformer(num_classes=0, img_size=resolution, **SIZE)
+
+
+PICO = replace(backbones.find("vit_pico"), patch=4, build=small_vit)
 DINO = backbones.find("dino_vits16")
 DINOV2 = backbones.find("dinov2_vits14")
 

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from fedlens.cli.shared import out
+from fedlens.registry import backbone as backbone_registry
 from fedlens.runtime.stop import StopRequest
 
 app = typer.Typer(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
@@ -17,23 +18,27 @@ Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `
 @app.command("list")
 def list_all() -> None:
     """List the backbones and the files of their weights."""
-    from fedlens.models.backbones import TABLE
-
     table = Table("backbone", "patch", "px", "files", "paper", box=None)
-    for row in TABLE.values():
-        files = ", ".join(row.files) or "pretrained on this machine, on first use"
-        table.add_row(row.name, str(row.patch), str(row.resolution), files, row.paper)
-    table.add_row("timm:<any name>", "", "", "downloaded by timm's name", "")
+    for row in backbone_registry:
+        if row.name == "timm":
+            table.add_row("timm:<any name>", "", "", "downloaded by timm's name", "")
+            continue
+        known = row.traits
+        files = ", ".join(known.get("files", ())) or "pretrained on this machine, on first use"
+        if row.function is not None:
+            files = f"{row.name}.safetensors or {row.name}.pth, in the folder FEDLENS_WEIGHTS"
+        patch, pixels = str(known.get("patch", "")), str(known.get("resolution", ""))
+        table.add_row(row.name, patch, pixels, files, row.paper)
     out.print(table)
 
 
 @app.command()
 def fetch(backbone: Backbone) -> None:
     """Download the weights of a backbone unless they exist, and print their path."""
-    from fedlens.config.schema import BackboneConfig
     from fedlens.experiments.build import weights_file
 
-    out.print(str(weights_file(BackboneConfig(name=backbone), StopRequest())), soft_wrap=True)
+    settings = backbone_registry.settings(backbone, "backbone")
+    out.print(str(weights_file(settings, StopRequest())), soft_wrap=True)
 
 
 @app.command()
@@ -45,11 +50,10 @@ def verify(
     sha256: Annotated[str | None, typer.Option(help="The expected hash.")] = None,
 ) -> None:
     """Check that a file has the parameters of the backbone, and print its hash."""
-    from fedlens.config.schema import BackboneConfig
     from fedlens.experiments.build import weights_file
     from fedlens.models import backbones, weights
 
-    config = BackboneConfig(name=backbone, weights=str(file) if file else None)
-    path = weights_file(config, StopRequest())
-    loaded = weights.verify(backbones.find(backbone), path, expected_sha256=sha256)
+    settings = backbone_registry.settings(backbone, "backbone")
+    path = weights_file(settings.but(weights=str(file) if file else None), StopRequest())
+    loaded = weights.verify(backbones.find(settings), path, expected_sha256=sha256)
     out.print(f"ok       {loaded.path}\nsha256   {loaded.sha256}", soft_wrap=True)

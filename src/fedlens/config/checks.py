@@ -20,7 +20,6 @@ LABELS = ("sampled", "data", "expected")
 TARGETS = ("logit", "log_prob")
 VOTES = ("union", "majority", "intersection")
 FLOWER = ("flower_simulation", "flower")
-BATCH_NORMS = ("auto", "frozen", "averaged", "local")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation can add
 
@@ -40,7 +39,6 @@ def check(config: Config) -> None:
         ("sparse.source", config.sparse.source, ("validation", "clients")),
         ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
         ("privacy.name", config.privacy.name, ("none", "central", "local")),
-        ("backbone.batch_norm", config.backbone.batch_norm, BATCH_NORMS),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
         *(("federated.diagnostics", one, diagnostic.names) for one in config.federated.diagnostics),
     ]:
@@ -89,13 +87,11 @@ def check(config: Config) -> None:
             config.run.name is None or re.fullmatch(r"[\w.+=-]*\w", config.run.name) is not None,
             f"run.name={config.run.name} must be one plain folder name",
         ),
-        (config.backbone.freeze_blocks >= 0, "backbone.freeze_blocks must be 0 or more"),
         (
             config.backbone.freeze_blocks == 0 or train.trainable.name == "full",
             "backbone.freeze_blocks goes with train.trainable=full, not with "
             f"{trainable.spelled(train.trainable)}",
         ),
-        (_positive(config.backbone.resolution), "backbone.resolution must be positive"),
         (config.augment.crop_padding >= 0, "augment.crop_padding must be 0 or more"),
         (0 <= config.augment.colour_jitter <= 1, "augment.colour_jitter must lie in [0, 1]"),
         (config.augment.randaugment >= 0, "augment.randaugment must be 0 or more"),

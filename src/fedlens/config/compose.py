@@ -322,12 +322,14 @@ def _finished(composed: DictConfig) -> Config:
         *path, last = key.split(".")
         section = getattr_dotted(config, ".".join(path)) if path else config
         setattr(section, last, REGISTRIES[kind].settings(getattr(section, last), key))
+    if config.backbone.pretrained is None:
+        config.backbone = config.backbone.but(pretrained=config.backbone.weights is not None)
     check(config)
     return config
 
 
 def _parsed(override: str) -> list[Override]:
-    """The override, if its key is known; `backbone=timm:NAME` becomes two."""
+    """The override, if its key is known; `tracker=NAME` sets `tracker.name`."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
@@ -348,10 +350,6 @@ def _parsed(override: str) -> list[Override]:
     if key not in groups():
         return [Override(key, value)]
     choice = str(value)
-    if key == "backbone" and choice.startswith("timm:"):
-        return [Override("backbone", "timm"), Override("backbone.name", choice)]
-    if key == "backbone" and choice == "timm":
-        raise FedlensError("backbone=timm needs a name: write backbone=timm:vit_base_patch16_224.")
     if choice not in options(key):
         raise FedlensError(f"{key}={choice} is unknown: {suggest(choice, options(key))}")
     return [Override(key, choice)]

@@ -13,7 +13,7 @@ from typing import Any
 from fedlens.config import labels
 from fedlens.config.compose import leaves, row_of, within
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config
-from fedlens.registry import trainable
+from fedlens.registry import backbone, trainable
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -29,6 +29,8 @@ def identity(config: Config) -> dict[str, Any]:
     }
     if not config.privacy.on:
         values = {key: value for key, value in values.items() if not within(key, ["privacy"])}
+    if config.backbone.resolution:  # named even where it is the backbone's own
+        values["backbone.resolution"] = config.backbone.resolution
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         values["backbone.weights"] = PurePath(config.backbone.weights).name
     return values
@@ -52,7 +54,7 @@ def run_name(config: Config) -> str:
     parts = [
         config.experiment,
         config.data.name + subset,
-        config.backbone.name.replace(":", "-") + resolution + scratch,
+        _backbone(config) + resolution + scratch,
         f"{config.head.name}-{trainable.spelled(config.train.trainable).replace(':', '')}",
         *_masks(config),
         *_federation(config),
@@ -60,6 +62,10 @@ def run_name(config: Config) -> str:
         hashlib.sha256(text.encode()).hexdigest()[:8],
     ]
     return "_".join(parts)
+
+
+def _backbone(config: Config) -> str:
+    return backbone.spelled(config.backbone).replace(":", "-")
 
 
 def _masks(config: Config) -> list[str]:

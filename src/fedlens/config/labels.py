@@ -7,13 +7,14 @@ import re
 
 from fedlens.config.compose import getattr_dotted, row_of
 from fedlens.config.schema import Config
-from fedlens.registry import REGISTRIES
+from fedlens.registry import REGISTRIES, backbone
 
 
 def labels(config: Config) -> dict[str, str]:
     """What is shown of a run, by topic."""
     shown = {
         "data": _label(config, "data"),
+        "backbone": backbone.spelled(config.backbone),
         "head": _label(config, "head"),
         "trainable": trainable(config),
         "optimizer": _label(config, "train.optimizer"),

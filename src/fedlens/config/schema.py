@@ -23,17 +23,6 @@ class AugmentConfig:
 
 
 @dataclass
-class BackboneConfig:
-    name: str = "dino_vits16"
-    resolution: int | None = None  # pixels; null: the backbone's own
-    pretrained: bool = True
-    weights: str | None = None  # a local file; else $FEDLENS_WEIGHTS, else cache or download
-    sha256: str | None = None  # refuse a file with another hash
-    freeze_blocks: int = 0  # first blocks and the embeddings
-    batch_norm: str = "auto"  # frozen | averaged | local; auto: frozen if pretrained, else averaged
-
-
-@dataclass
 class TrainConfig:
     trainable: Any = "full"  # which part of the backbone is trained, besides the head
     epochs: int = 10
@@ -153,7 +142,7 @@ class Config:
     threads: int | None = None  # CPU threads; null: torch's own choice, then kept by the run
     data: Any = "cifar100"
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    backbone: Any = "dino_vits16"
     head: Any = "linear"
     train: TrainConfig = field(default_factory=TrainConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
@@ -171,6 +160,7 @@ class Config:
 # Keys that choose a row of the registry, by its name and parameters: {name: ties, density: 0.2}.
 ROW_KEYS = {
     "data": "dataset",
+    "backbone": "backbone",
     "head": "head",
     "train.trainable": "trainable",
     "train.optimizer": "client_optimizer",

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedlens import params
 from fedlens.config.compose import row_of
-from fedlens.config.schema import BackboneConfig, Config, batch_norm, head_only
+from fedlens.config.schema import Config, batch_norm, head_only
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.data.features import features
 from fedlens.data.images import Images
@@ -26,7 +26,10 @@ from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments.local_data import LocalData
 from fedlens.models import backbones, heads, lora, weights
 from fedlens.models import batch_norm as batch_norms
+from fedlens.models.blocks import freeze_blocks
 from fedlens.models.classifier import Classifier
+from fedlens.registry import RowSettings
+from fedlens.registry import dataset as dataset_registry
 from fedlens.registry import head as head_registry
 from fedlens.rng import Stream
 from fedlens.runtime.progress import progress_bar
@@ -111,11 +114,15 @@ class FrozenFeatures:
 
 
 def with_resolution(config: Config) -> Config:
-    """With the backbone's own resolution filled in; refuses an impossible one early."""
-    row = backbones.find(config.backbone.name)
-    resolution = config.backbone.resolution or row.resolution
-    backbones.check_resolution(row, resolution)
-    return replace(config, backbone=replace(config.backbone, resolution=resolution))
+    """With the backbone's own resolution filled in; refuses an impossible one early.
+
+    A backbone that says none gets the images as large as they are.
+    """
+    row = backbones.find(config.backbone)
+    size = dataset_registry[config.data.name].traits.get("image_size")
+    resolution = config.backbone.resolution or row.resolution or size
+    resolution = backbones.checked_resolution(row, resolution)
+    return replace(config, backbone=config.backbone.but(resolution=resolution))
 
 
 def build(
@@ -133,8 +140,8 @@ def build(
     precision = choose_precision(config.train.precision, device)
     images = data.images.to(device)
     backbone, weights_hash = _backbone(config, device, stop)
-    row = backbones.find(config.backbone.name)
-    resolution = config.backbone.resolution or row.resolution
+    row = backbones.find(config.backbone)
+    resolution = backbones.checked_resolution(row, config.backbone.resolution)
     log.info(
         "%s: %d training and %d validation images of %d classes; backbone %s at %d px on %s",
         data.name, len(data.train_index), len(data.validation_index), data.classes, row.name,
@@ -196,11 +203,11 @@ def build(
     )
 
 
-def weights_file(config: BackboneConfig, stop: StopRequest) -> Path:
+def weights_file(backbone: RowSettings, stop: StopRequest) -> Path:
     """The file a backbone starts from: found, downloaded, or written by fedlens' pretraining."""
-    if config.name != "vit_pico" or config.weights:
-        explicit = Path(config.weights) if config.weights else None
-        return weights.find(backbones.find(config.name), explicit)
+    if backbone.name != "vit_pico" or backbone.weights:
+        explicit = Path(backbone.weights) if backbone.weights else None
+        return weights.find(backbones.find(backbone), explicit)
     with progress_bar("pretraining vit_pico, once", stop) as progress:
         return pico_weights(progress=progress, check=stop.check)
 
@@ -249,9 +256,8 @@ def _backbone(
     config: Config, device: torch.device, stop: StopRequest
 ) -> tuple[nn.Module, str | None]:
     """The backbone with its weights, and their hash; weights that are not trained are frozen."""
-    settings, row = config.backbone, backbones.find(config.backbone.name)
-    resolution = settings.resolution or row.resolution
-    backbone = backbones.create(row, resolution=resolution, seed=config.seed)
+    settings, row = config.backbone, backbones.find(config.backbone)
+    backbone = backbones.create(row, resolution=settings.resolution, seed=config.seed)
     digest = None
     if settings.pretrained:
         path = weights_file(settings, stop)
@@ -265,7 +271,7 @@ def prepare(config: Config, backbone: nn.Module) -> None:
     """Freezes what the config does not train, and adds what it trains instead, such as LoRA."""
     stream = Stream(config.seed, ("trainable",))
     row_of(config, "train.trainable").make(backbone, stream, **config.train.trainable.parameters)
-    backbones.freeze_blocks(backbone, config.backbone.freeze_blocks)
+    freeze_blocks(backbone, config.backbone.freeze_blocks)
 
 
 def _batch_norm_sentence(config: Config) -> str:

@@ -90,7 +90,7 @@ def _with_stored_threads(config: Config, stored: Config) -> Config:
 
 def _without_weights(config: Config) -> Config:
     """Whether the weights are the same is checked by their hash in the manifest."""
-    return replace(config, backbone=replace(config.backbone, weights=None))
+    return replace(config, backbone=config.backbone.but(weights=None))
 
 
 def _run(

@@ -24,7 +24,7 @@ from fedlens.federated.engines import rows
 from fedlens.federated.host import CalibrationSettings
 from fedlens.federated.sampling import draw_cohort
 from fedlens.federated.tasks import Engine
-from fedlens.registry import Row, diagnostic
+from fedlens.registry import Row, backbone, diagnostic
 from fedlens.training.optimizers import ClientOptimizer
 from fedlens.training.precision import Precision
 from fedlens.training.step import StepSettings
@@ -138,7 +138,7 @@ def masks(config: Config, experiment: Experiment) -> MaskSettings | None:
         client_count=sparse.clients,
         depends_on={
             "data_config": {k: v for k, v in config.data.items() if k != "root"},
-            "backbone": config.backbone.name,
+            "backbone": backbone.spelled(config.backbone),
             "resolution": config.backbone.resolution,
             "partition": dict(config.partition) if by_clients else None,
             "of_clients": config.federated.clients if by_clients else None,

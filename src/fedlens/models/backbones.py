@@ -1,166 +1,198 @@
-"""Backbones as rows of one table: how timm builds them, their inputs and their weights.
+"""Backbones: the package's rows, what is known of each before it is built, and how it is built.
 
 A backbone maps normalised images [B, 3, R, R] to features [B, D] and has no classifier.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import cache
-from typing import Any, cast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, cast
 
-import timm
-import torch
-from timm.models import get_pretrained_cfg, is_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedlens import rng
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError
+from fedlens.models import timm_models
+from fedlens.models.module_features import with_features
 from fedlens.models.stem import ConvStem
+from fedlens.registry import Row, RowSettings, backbone
 
 Channels = tuple[float, float, float]
 
-IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
-IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
 HALF: Channels = (0.5, 0.5, 0.5)
+PICO: dict[str, Any] = {  # the architecture of vit_pico, which its file's name hashes
+    "patch_size": 8,
+    "embed_dim": 96,
+    "depth": 4,
+    "num_heads": 3,
+    "class_token": False,
+    "global_pool": "avg",
+    "embed_layer": ConvStem,
+}
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """Either a model of timm, or the arguments of a small VisionTransformer."""
+    """What is known of a backbone before it is built."""
 
     name: str
-    patch: int  # the resolution is a multiple of it; 1: any resolution
-    resolution: int
-    mean: Channels
-    std: Channels
-    paper: str
-    timm_name: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    build: Callable[[int], nn.Module]  # from a resolution, with random weights
+    resolution: int | None = None  # None: it says none, so the images' own is taken
+    patch: int = 1  # the resolution is a multiple of it; 1: any resolution
+    mean: Channels = HALF
+    std: Channels = HALF
+    paper: str = ""
     files: tuple[str, ...] = ()  # local names of its weights, in order of preference
     repository: str | None = None  # on the Hugging Face hub
     classifier: tuple[str, ...] = ("head",)  # the pretraining's head, dropped on loading
-    sized: bool = True  # has position embeddings, so it is built for one resolution
 
 
-TABLE = {
-    row.name: row
-    for row in (
-        Backbone(
-            name="dino_vits16",
-            timm_name="vit_small_patch16_224.dino",
-            patch=16,
-            resolution=224,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            files=("dino_deitsmall16_pretrain.pth", "vit_small_patch16_224.dino.safetensors"),
-            repository="timm/vit_small_patch16_224.dino",
-            paper="Caron et al., 2021, https://arxiv.org/abs/2104.14294",
-        ),
-        Backbone(
-            name="dinov2_vits14",
-            timm_name="vit_small_patch14_dinov2.lvd142m",
-            patch=14,
-            resolution=224,  # pretrained at 518, five times the tokens; 224 keeps a study feasible
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            files=("dinov2_vits14_pretrain.pth", "vit_small_patch14_dinov2.lvd142m.safetensors"),
-            repository="timm/vit_small_patch14_dinov2.lvd142m",
-            paper="Oquab et al., 2023, https://arxiv.org/abs/2304.07193",
-        ),
-        Backbone(
-            name="vit_tiny",
-            timm_name="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-            patch=16,
-            resolution=224,
-            mean=HALF,
-            std=HALF,
-            files=("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",),
-            repository="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-            paper="Steiner et al., 2021, https://arxiv.org/abs/2106.10270",
-        ),
-        Backbone(  # pretrained by fedlens on synthetic classes: there is no file
-            name="vit_pico",
-            arguments={
-                "patch_size": 8,
-                "embed_dim": 96,
-                "depth": 4,
-                "num_heads": 3,
-                "class_token": False,
-                "global_pool": "avg",
-                "embed_layer": ConvStem,
-            },
-            patch=8,
-            resolution=32,
-            mean=HALF,
-            std=HALF,
-            paper="Dosovitskiy et al., 2020, https://arxiv.org/abs/2010.11929",
-        ),
-    )
-}
+@backbone(
+    label="DINO ViT-S/16",
+    paper="Caron et al., 2021, https://arxiv.org/abs/2104.14294",
+    order=1,
+    pretrained=True,
+    patch=16,
+    resolution=224,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    files=("dino_deitsmall16_pretrain.pth", "vit_small_patch16_224.dino.safetensors"),
+    repository="timm/vit_small_patch16_224.dino",
+)
+def dino_vits16(resolution: int) -> nn.Module:
+    """ViT-S/16, self-supervised with DINO on ImageNet: the backbone of the study."""
+    return timm_models.create("vit_small_patch16_224.dino", resolution)
 
 
-def find(name: str) -> Backbone:
-    """The row called `name`; `timm:<name>` gives a row of any model of timm."""
-    if name.startswith("timm:"):
-        return _from_timm(name.removeprefix("timm:"))
-    if name not in TABLE:
-        raise FedlensError(
-            f"There is no backbone '{name}': {suggest(name, [*TABLE, 'timm:<any name>'])}"
-        )
-    return TABLE[name]
+@backbone(
+    label="DINOv2 ViT-S/14",
+    paper="Oquab et al., 2023, https://arxiv.org/abs/2304.07193",
+    order=2,
+    pretrained=True,
+    patch=14,
+    resolution=224,  # pretrained at 518, five times the tokens; 224 keeps a study feasible
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    files=("dinov2_vits14_pretrain.pth", "vit_small_patch14_dinov2.lvd142m.safetensors"),
+    repository="timm/vit_small_patch14_dinov2.lvd142m",
+)
+def dinov2_vits14(resolution: int) -> nn.Module:
+    """ViT-S/14, self-supervised with DINOv2."""
+    return timm_models.create("vit_small_patch14_dinov2.lvd142m", resolution)
 
 
-@cache
-def _from_timm(name: str) -> Backbone:
-    try:
-        config = get_pretrained_cfg(name) if is_model(name) else None
-    except RuntimeError:  # the architecture exists, the tag does not
-        config = None
-    if config is None:
-        known = [*timm.list_models(), *timm.list_pretrained()]
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean 'timm:{near[0]}'?" if near else "timm.list_models() lists them all."
-        raise FedlensError(f"timm has no model '{name}': {hint}")
-    full = f"{config.architecture}.{config.tag}" if config.tag else config.architecture
-    with torch.device("meta"):  # shapes only, without memory for the weights
-        shape = timm.create_model(name, pretrained=False, num_classes=0)
-    patch = getattr(getattr(shape, "patch_embed", None), "patch_size", 1)
-    classifier = config.classifier or ()
+@backbone(
+    label="ViT-Ti/16",
+    paper="Steiner et al., 2021, https://arxiv.org/abs/2106.10270",
+    order=3,
+    pretrained=True,
+    patch=16,
+    resolution=224,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+    files=("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",),
+    repository="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+)
+def vit_tiny(resolution: int) -> nn.Module:
+    """ViT-Ti/16, supervised (AugReg, ImageNet-21k then 1k): real results on a laptop."""
+    return timm_models.create("vit_tiny_patch16_224.augreg_in21k_ft_in1k", resolution)
+
+
+@backbone(
+    label="ViT pico",
+    paper="Dosovitskiy et al., 2020, https://arxiv.org/abs/2010.11929",
+    order=4,
+    pretrained=True,
+    patch=8,
+    resolution=32,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+def vit_pico(resolution: int) -> nn.Module:
+    """A ViT of well under 1 M parameters, pretrained by fedlens itself on other synthetic classes.
+
+    There is no file of its weights.
+    """
+    return VisionTransformer(num_classes=0, img_size=resolution, **PICO)
+
+
+@backbone(label="model of timm", name="timm", argument="model", order=5, pretrained=True)
+def timm_model(
+    resolution: int,
+    *,
+    model: Annotated[str, "its name in timm, as in backbone=timm:resnet18"],
+) -> nn.Module:
+    """Any model of timm, with the weights that timm publishes for it."""
+    known = timm_models.facts(model)
+    return timm_models.create(known["full_name"], resolution, sized=known["sized"])
+
+
+def find(choice: str | RowSettings) -> Backbone:
+    """The backbone of that name, or of a config's settings."""
+    settings = backbone.settings(choice, "backbone") if isinstance(choice, str) else choice
+    row = backbone[settings.name]
+    common = {one.name for one in backbone.common}
+    own = {name: value for name, value in settings.parameters.items() if name not in common}
+    name, known = backbone.spelled(settings), row.traits
+    if row.name == "timm":
+        known = timm_models.facts(settings.model)
+        name = f"{timm_models.PREFIX}{known['full_name']}"
+    elif row.function is not None:
+        known = {"files": (f"{row.name}.safetensors", f"{row.name}.pth"), "classifier": (), **known}
     return Backbone(
-        name=f"timm:{full}",
-        timm_name=full,
-        patch=(patch if isinstance(patch, int) else patch[0]) if config.fixed_input_size else 1,
-        resolution=config.input_size[-1],
-        mean=cast(Channels, config.mean),
-        std=cast(Channels, config.std),
-        files=(f"{full}.safetensors", f"{full}.pth"),
-        repository=config.hf_hub_id,
-        classifier=(classifier,) if isinstance(classifier, str) else tuple(classifier),
-        sized=config.fixed_input_size,
-        paper=config.origin_url or f"https://huggingface.co/{config.hf_hub_id or 'timm'}",
+        name=name,
+        build=partial(_build, row, name, own, settings.features),
+        paper=known.get("paper", row.paper),
+        **{key: known[key] for key in _FACTS if key in known},
     )
+
+
+_FACTS = ("resolution", "patch", "mean", "std", "files", "repository", "classifier")
+
+
+def _build(
+    row: Row, name: str, own: Mapping[str, Any], features: str | None, resolution: int
+) -> nn.Module:
+    """What the row's function returns; a module from outside the package gets its features."""
+    function = row.make
+    takes_resolution = "resolution" in inspect.signature(function).parameters
+    arguments = {**own, **({"resolution": resolution} if takes_resolution else {})}
+    if row.function is None:
+        module = function(**arguments)
+        if features is None:
+            return cast(nn.Module, module)
+    else:
+        try:
+            module = function(**arguments)
+        except FedlensError:
+            raise
+        except Exception as error:  # somebody's function: it may raise anything
+            raise FedlensError(
+                f"backbone={name} cannot be built ({type(error).__name__}: {error})."
+            ) from error
+    if not isinstance(module, nn.Module):
+        raise FedlensError(
+            f"backbone={name} returned a {type(module).__name__}: it must return an nn.Module."
+        )
+    return with_features(module, name=name, resolution=resolution, features=features)
 
 
 def create(row: Backbone, *, resolution: int | None = None, seed: int = 0) -> nn.Module:
     """The backbone with random weights from `seed`; the global generator is left unchanged."""
-    resolution = row.resolution if resolution is None else resolution
-    check_resolution(row, resolution)
-    size: dict[str, Any] = {"img_size": resolution} if row.sized else {}
+    resolution = checked_resolution(row, resolution)
     with rng.scoped(rng.generator(seed, "backbone", row.name)):
-        if row.timm_name is None:
-            return VisionTransformer(num_classes=0, **size, **row.arguments)
-        try:
-            return timm.create_model(row.timm_name, pretrained=False, num_classes=0, **size)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise FedlensError(
-                f"timm cannot build {row.name} at {resolution} px ({error})."
-            ) from error
+        return row.build(resolution)
 
 
-def check_resolution(row: Backbone, resolution: int) -> None:
-    """Refuses a resolution that is not a whole number of patches."""
+def checked_resolution(row: Backbone, resolution: int | None) -> int:
+    """The resolution, else the row's own; refuses one that is not a whole number of patches."""
+    resolution = row.resolution if resolution is None else resolution
+    if resolution is None:
+        raise FedlensError(
+            f"backbone={row.name} does not say for which images it is: set backbone.resolution."
+        )
     below = resolution // row.patch * row.patch
     if below != resolution or resolution < 1:
         fits = [size for size in (below, below + row.patch) if size > 0]
@@ -168,52 +200,10 @@ def check_resolution(row: Backbone, resolution: int) -> None:
             f"{row.name} has patches of {row.patch} px, so resolution={resolution} must be a "
             f"multiple of it: choose {' or '.join(map(str, fits))}."
         )
+    return resolution
 
 
-def width(backbone: nn.Module) -> int:
+def width(module: nn.Module) -> int:
     """D, the length of a feature vector."""
-    features = getattr(backbone, "head_hidden_size", None) or backbone.num_features
+    features = getattr(module, "head_hidden_size", None) or module.num_features
     return int(cast(int, features))
-
-
-def freeze_blocks(backbone: nn.Module, n: int) -> None:
-    """Freezes the embeddings and the first n blocks; n = 0 freezes nothing."""
-    if n == 0:
-        return
-    depth = _depth(backbone)
-    if not 0 < n <= depth:
-        raise FedlensError(f"freeze_blocks={n} must be in 0 to {depth}, the number of blocks.")
-    for block, parameter in _by_block(backbone, depth):
-        if block < n:
-            parameter.requires_grad_(False)
-
-
-def last_blocks(backbone: nn.Module, n: int) -> None:
-    """Exactly the last n blocks and the final norm require gradients."""
-    depth = _depth(backbone)
-    if not 1 <= n <= depth:
-        raise FedlensError(f"last_blocks:{n} must be in 1 to {depth}, the number of blocks.")
-    for block, parameter in _by_block(backbone, depth):
-        parameter.requires_grad_(block >= depth - n)
-
-
-def _depth(backbone: nn.Module) -> int:
-    blocks = getattr(backbone, "blocks", None)
-    patches = hasattr(backbone, "patch_embed")  # some convolutional nets call their stages blocks
-    if not patches or not isinstance(blocks, nn.Sequential | nn.ModuleList):
-        raise FedlensError(
-            f"{type(backbone).__name__} has no sequence of transformer blocks: train or freeze all "
-            "of it."
-        )
-    return len(blocks)
-
-
-def _by_block(backbone: nn.Module, depth: int) -> Iterator[tuple[int, nn.Parameter]]:
-    """Each parameter with its block's number; −1 for embeddings, `depth` after the blocks."""
-    for name, parameter in backbone.named_parameters():
-        head, _, rest = name.partition(".")
-        if head == "blocks":
-            yield int(rest.partition(".")[0]), parameter
-        else:
-            after = head in ("norm", "fc_norm", "attn_pool", "head")
-            yield depth if after else -1, parameter

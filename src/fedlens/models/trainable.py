@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from fedlens.models import backbones, lora
+from fedlens.models import blocks, lora
 from fedlens.registry import Range, trainable
 from fedlens.rng import Stream
 
@@ -39,7 +39,7 @@ def last_blocks(
 ) -> None:
     """The last blocks and the final norm."""
     del stream
-    backbones.last_blocks(backbone, count)
+    blocks.last_blocks(backbone, count)
 
 
 @trainable(

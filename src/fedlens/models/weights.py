@@ -7,7 +7,7 @@ and the size of the position grid, which is resampled (bicubic, as in timm).
 import math
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from fedlens import files, params
 from fedlens.errors import FedlensError
 from fedlens.models import backbones
 from fedlens.models.backbones import Backbone
+from fedlens.models.module_features import FeatureModule
 
 HUB_FILE = "model.safetensors"
 TIMEOUT_S = 10  # of the first request, so that a missing network is reported soon
@@ -85,7 +86,11 @@ def load(
             f"{path} has sha256 {sha256}, not {expected_sha256}: use the file with that hash, or "
             "change backbone.sha256."
         )
-    tensors = _fitted(backbone, row, read(path))
+    dropped = row.classifier
+    if isinstance(backbone, FeatureModule):  # the file is of the module itself
+        dropped = (*dropped, *backbone.classifier)
+        backbone = backbone.module
+    tensors = _fitted(backbone, dropped, read(path))
     if fault := params.mismatch(backbone.state_dict(), tensors):
         raise FedlensError(f"{path} does not fit {row.name}: {fault}.")
     backbone.load_state_dict(tensors, strict=True)
@@ -135,17 +140,18 @@ def _read_pickle(path: Path) -> Any:
 
 
 def _fitted(
-    backbone: nn.Module, row: Backbone, tensors: Mapping[str, torch.Tensor]
+    backbone: nn.Module, heads: Sequence[str], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`tensors` without head and mask token, with position embeddings on the model's grid.
+    """`tensors` without heads and mask token, with position embeddings on the model's grid.
 
     timm's checkpoint_filter_fn also resamples patch embeddings, and so would accept the weights of
     another patch size.
     """
-    dropped = ("mask_token", *(f"{head}." for head in row.classifier))
+    dropped = ("mask_token", *(f"{head}." for head in heads))
     kept = {name: value for name, value in tensors.items() if not name.startswith(dropped)}
     wanted, stored = backbone.state_dict().get("pos_embed"), kept.get("pos_embed")
-    if wanted is not None and stored is not None and wanted.ndim == stored.ndim == 3:
+    on_a_grid = hasattr(getattr(backbone, "patch_embed", None), "grid_size")
+    if wanted is not None and stored is not None and wanted.ndim == stored.ndim == 3 and on_a_grid:
         grid: tuple[int, int] = cast(Any, backbone).patch_embed.grid_size
         prefix = wanted.shape[1] - math.prod(grid)  # class and register tokens are not on it
         patches = stored.shape[1] - prefix
@@ -174,7 +180,7 @@ def _existing(path: Path, source: str) -> Path:
 
 def _download(row: Backbone) -> Path:
     if row.repository is None:
-        raise _unavailable(row, "timm publishes none")
+        raise _unavailable(row, "none are published")
     try:
         # One request before the download, whose retries would take half a minute to fail.
         get_hf_file_metadata(hf_hub_url(row.repository, HUB_FILE), timeout=TIMEOUT_S)

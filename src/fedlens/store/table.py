@@ -70,7 +70,7 @@ def _row(folder: RunFolder, config: Mapping[str, Any]) -> dict[str, Any]:
         "experiment": config.get("experiment"),
         "seed": config.get("seed"),
         **{name: labels.get(name) for name in LABELS},
-        "backbone": config.get("backbone.name"),
+        "backbone": labels.get("backbone", config.get("backbone.name")),
         "density": config.get("sparse.density"),
         "clients": clients,
         "local_steps": None if clients is None else config.get("federated.local_steps"),

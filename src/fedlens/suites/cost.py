@@ -19,6 +19,7 @@ PRETRAINING = "pretraining"  # the key of that shared work
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
 RELATIVE_COST = {"pretrain": 3.0, "train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
 UNKNOWN_SIZES = {"classes": 100, "train_images": 50_000, "test_images": 10_000}  # as CIFAR-100
+NO_SPEED = ("pretrained", "weights", "sha256", "freeze_blocks")  # of a backbone's parameters
 OVERHEAD_S = 1.0  # of a run, for everything else: opening data and weights, writing records
 
 
@@ -86,7 +87,8 @@ def units(config: Config) -> int:
 def speed_key(config: Config) -> tuple[Any, ...]:
     """Everything a task's seconds per image depend on: configs with one key need one probe."""
     train, backbone = config.train, config.backbone
-    key = (backbone.name, backbone.resolution, config.evaluate.batch_size, train.precision,
+    chosen = {name: value for name, value in backbone.items() if name not in NO_SPEED}
+    key = (json.dumps(chosen), config.evaluate.batch_size, train.precision,
            config.device)  # fmt: skip
     if _on_features(config):
         return key
@@ -167,13 +169,9 @@ def _head_images(config: Config) -> int:
 
 def _shared(config: Config, sizes: _Sizes, on_features: bool) -> Iterable[SharedWork]:
     """Pretraining, features and masks; all other work is a run's own."""
-    backbone, data = asdict(config.backbone), config.data
-    seed = None if config.backbone.pretrained else config.seed  # random weights depend on it
-    if (
-        config.backbone.name == "vit_pico"
-        and config.backbone.pretrained
-        and not backbone["weights"]
-    ):
+    backbone, data = config.backbone, config.data
+    seed = None if backbone.pretrained else config.seed  # random weights depend on it
+    if backbone.name == "vit_pico" and backbone.pretrained and not backbone.weights:
         yield SharedWork(PRETRAINING, "pretrain", PRETRAINING_IMAGES)
     frozen = [backbone, data.name, data.train_per_class, data.test_per_class, seed,
               config.train.precision]  # fmt: skip

@@ -78,7 +78,7 @@ def plan(cells: Sequence[Cell]) -> list[PlannedRun]:
 
 def folder_of(config: Config) -> RunFolder:
     """The folder of the run, whether it exists or not."""
-    if config.backbone.resolution is None:  # timm knows the backbone's own
+    if config.backbone.resolution is None:  # timm knows it, or the data
         from fedlens.experiments.build import with_resolution
 
         config = with_resolution(config)

@@ -67,8 +67,8 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
     """Task → the step to time, and its batch size."""
     device = choose_device(config.device)
     precision = choose_precision(config.train.precision, device)
-    row = backbones.find(config.backbone.name)
-    resolution = config.backbone.resolution or row.resolution
+    row = backbones.find(config.backbone)
+    resolution = backbones.checked_resolution(row, config.backbone.resolution)
     plain = Pipeline(resolution, row.mean, row.std)
     augmented = Pipeline(resolution, row.mean, row.std, Augmentation(**asdict(config.augment)))
     sizes = config.train.batch_size, config.evaluate.batch_size, config.sparse.micro_batch
@@ -120,7 +120,8 @@ def _pretraining() -> tuple[Step, int]:
     model = SumOfParts(backbones.create(row))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     noise = _noise(batch_size, len(synthetic.combinations()[1]))
-    examples = ImageExamples(noise, None, Pipeline(row.resolution, row.mean, row.std))
+    resolution = backbones.checked_resolution(row, None)
+    examples = ImageExamples(noise, None, Pipeline(resolution, row.mean, row.std))
     step, stream = StepSettings(Precision("fp32", "cpu")), Stream(0, ("probe",))
 
     def train(index: torch.Tensor) -> None:

@@ -96,10 +96,10 @@ def pico_weights(
     """The file of vit_pico's weights, pretrained on first use; `check` is called while waiting
     for another process that pretrains them."""
     recipe, row = recipe or Recipe(), backbones.find("vit_pico")
-    content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(row.arguments.items()))
+    content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(backbones.PICO.items()))
     digest = hashlib.sha256(repr((*content, row.mean, row.std)).encode()).hexdigest()
     path = files.cache_dir() / "weights" / f"vit_pico-{digest[:16]}.safetensors"
-    pipeline = Pipeline(row.resolution, row.mean, row.std)
+    pipeline = Pipeline(backbones.checked_resolution(row, None), row.mean, row.std)
     build = partial(backbones.create, row)
     make = partial(pretrain, build, pipeline, recipe=recipe, progress=progress)
     cached(path, make, check=check)

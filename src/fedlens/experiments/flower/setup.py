@@ -29,7 +29,7 @@ def encode_setup(
         config,
         device=config.device if config.engine.name == "flower_simulation" else "auto",
         data=config.data.but(root=None),
-        backbone=replace(config.backbone, weights=None, sha256=weights),
+        backbone=config.backbone.but(weights=None, sha256=weights),
         checkpoint=CheckpointConfig(),
         tracker=TrackerConfig(),
         run=RunConfig(),

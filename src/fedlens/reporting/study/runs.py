@@ -190,7 +190,7 @@ def setting(run: Run) -> str:
         *([f"{train} images per class"] if train else []),
         *([f"{test} test images per class"] if test else []),
         *([f"validation {validation:g}"] if validation != VALIDATION else []),
-        f"{backbone['name']} at {backbone['resolution']} px",
+        f"{run.labels.get('backbone', backbone['name'])} at {backbone['resolution']} px",
         *([] if backbone["pretrained"] else ["from scratch"]),
     ]
     return ", ".join(parts)

@@ -103,7 +103,8 @@ def _backbone(manifest: Mapping[str, Any]) -> str:
     if "backbone" not in manifest:
         return NONE
     start = "" if manifest["pretrained"] else ", from scratch"
-    return f"{manifest['backbone']} at {manifest['resolution']} px{start}"
+    name = manifest.get("labels", {}).get("backbone", manifest["backbone"])
+    return f"{name} at {manifest['resolution']} px{start}"
 
 
 def _federation(manifest: Mapping[str, Any]) -> str:
