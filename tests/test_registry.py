@@ -234,7 +234,9 @@ def outside(parameter: Parameter) -> Iterator[Any]:
 @pytest.mark.parametrize(("row", "parameter"), PARAMETERS, ids=name_of)
 def test_every_parameter_refuses_what_it_cannot_be(row: Row, parameter: Parameter) -> None:
     for value in outside(parameter):
-        with pytest.raises(FedlensError, match=rf"^key\.{parameter.name}=.* must be ") as caught:
+        with pytest.raises(
+            FedlensError, match=rf"^key\.{parameter.name}=.* (must be|is unknown)"
+        ) as caught:
             REGISTRIES[row.kind].settings({**chosen(row), parameter.name: value}, "key")
         assert "\n" not in str(caught.value)
 

@@ -32,7 +32,7 @@ def method(config: dict[str, Any]) -> Method:
     partition, sparse = config["partition"], config["sparse"]
     federated = config["federated"]["clients"] is not None
     return (
-        config["train"]["trainable"],
+        config["train"]["trainable"]["name"],
         config["head"]["name"],
         sparse["density"] and sparse["rule"]["name"],
         federated and (partition["name"], partition.get("classes_per_client")),
@@ -65,7 +65,7 @@ def studied() -> list[Config]:
         for cell in find("cifar100_cpu").cells(seeds=1)
         if averages(asdict(cell.config.algorithm))
         and not cell.section.startswith("sweeps")
-        and not (cell.config.train.trainable == "head" and cell.config.head.freeze)
+        and not (cell.config.train.trainable.name == "head" and cell.config.head.freeze)
     ]
 
 

@@ -371,7 +371,7 @@ def test_every_algorithm_preset_differs_from_fedavg_as_its_name_says() -> None:
 def test_the_federated_experiments(name: str, partition: str, trainable: str, head: str) -> None:
     config = compose(name, [])
     assert (config.partition.name, config.head.name) == (partition, head)
-    assert config.train.trainable == trainable
+    assert config.train.trainable.name == trainable
     assert (config.federated.clients, config.federated.participation) == (100, 0.1)
     assert (unit(config), rounds(config)) == ("round", 500)
     assert unit(compose("centralized", [])) == "epoch"
@@ -380,7 +380,11 @@ def test_the_federated_experiments(name: str, partition: str, trainable: str, he
 @pytest.mark.parametrize("name", ["sparse_centralized", "sparse_fedavg", "quickstart_sparse"])
 def test_the_sparse_experiments_freeze_a_closed_form_head(name: str) -> None:
     config = compose(name, [])
-    assert (config.head.name, config.head.freeze, config.train.trainable) == ("ridge", True, "full")
+    assert (config.head.name, config.head.freeze, config.train.trainable.name) == (
+        "ridge",
+        True,
+        "full",
+    )
     assert (config.sparse.density, config.sparse.rule.name) == (0.1, "least_sensitive")
     assert "_least-sensitive-0.1_" in run_name(config)
     assert "sensitive" not in run_name(compose(name, ["sparse.density=null"]))

@@ -333,7 +333,7 @@ def test_the_six_models_are_among_the_runs(name: str) -> None:
     found = set()
     for cell in find(name).cells(seeds=1):
         config = cell.config
-        if config.train.trainable == "full" and algorithm(config) == "FedAvg":
+        if config.train.trainable.name == "full" and algorithm(config) == "FedAvg":
             spread = config.partition.name if config.federated.clients else "central"
             density, rule = config.sparse.density, config.sparse.rule.name
             found.add((spread, None if density is None else (density, rule)))

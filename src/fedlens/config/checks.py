@@ -192,9 +192,13 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
             f"sparse.density={sparse.density} must lie in (0, 1]: it is the fraction trained",
         ),
         (
+            sparse.density is None or not head_only(config),
+            f"sparse.density masks the backbone, which train.trainable={part.name} leaves as it is",
+        ),
+        (
             sparse.density is None or part.traits.get("masks", True),
-            f"sparse.density masks weights of the backbone, of which train.trainable={part.name} "
-            "trains none or another part: leave one of them out",
+            f"sparse.density masks weights, and train.trainable={part.name} trains another part: "
+            "leave one of them out",
         ),
         (sparse.rounds > 0, "sparse.rounds must be at least 1"),
         (0 <= sparse.shrink_factor <= 1, "sparse.shrink_factor must lie in [0, 1]"),

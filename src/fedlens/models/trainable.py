@@ -35,7 +35,7 @@ def last_blocks(
     backbone: nn.Module,
     stream: Stream,
     *,
-    count: Annotated[int, Range("[1, inf)"), "how many blocks, from the end"],
+    count: Annotated[int, Range("[1, inf)"), "how many blocks, from the end"] = 1,
 ) -> None:
     """The last blocks and the final norm."""
     del stream

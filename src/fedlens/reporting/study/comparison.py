@@ -65,6 +65,7 @@ TRAINED = Axis(
     "trained", ("train.trainable", "head"), labels.trained,
     lambda m: (labels.trains(m), labels.trained(m)),
 )  # fmt: skip
+PART = Axis("trained part", ("train.trainable", "sparse"), labels.part, labels.part_order)
 HEAD_TYPE = replace(TRAINED, keys=("head.name", "head.freeze"))
 
 

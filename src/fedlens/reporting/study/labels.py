@@ -184,6 +184,26 @@ def trained(method: Method) -> str:
     return f"{method.labels['trainable']}, {head} {how}"
 
 
+def part(method: Method) -> str:
+    """'LoRA, rank 8 (198 kB)': what of the backbone is trained, and one client's update."""
+    name = f"{rule(method)}, {density(method)}" if sparse(method) else method.labels["trainable"]
+    size = update_bytes(method)
+    return name if size is None else f"{name} ({size / 1000:,.0f} kB)"
+
+
+def part_order(method: Method) -> tuple[float, str]:
+    return -(update_bytes(method) or 0.0), part(method)
+
+
+def update_bytes(method: Method) -> float | None:
+    """The bytes that one client sends in a round."""
+    for record in method.runs[0].metrics:
+        answered = len(record.get("participants", ())) - len(record.get("dropped", ()))
+        if answered and "bytes_up" in record:
+            return float(record["bytes_up"]) / answered
+    return None
+
+
 def schedule(method: Method) -> str:
     settings = method.config["train"]["schedule"]
     warmup = f", warm-up {settings['warmup']:g}" if settings["warmup"] else ""

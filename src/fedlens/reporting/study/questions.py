@@ -18,6 +18,7 @@ from fedlens.reporting.study.comparison import (
     DENSITY,
     HEAD_TYPE,
     MASK,
+    PART,
     PARTITION,
     RULE,
     SCHEDULE,
@@ -249,6 +250,28 @@ def mask_rules(methods: Methods) -> list[Comparison]:
             )
         )  # fmt: skip
     return sorted(tables, key=lambda table: table.grid.title)
+
+
+@question(label="Which part to train, by the bytes of an update", order=7.5,
+          suite="trainable_parts", audit=("budget", "tuning"))  # fmt: skip
+def trained_parts(methods: Methods) -> list[Comparison]:
+    """LoRA, biases and norms, last blocks and linearised fine-tuning, beside masks and all weights.
+
+    Rows are sorted by the bytes that a client sends; the frozen head is the same for all.
+    """
+    here = [
+        m
+        for m in fedavg(methods)
+        if labels.trains(m) and m.get("train.trainable.name") != "head" and m.get("head.freeze")
+    ]
+    return [
+        compare(
+            alike, PART, PARTITION,
+            note=f"Under the same frozen head, by the bytes of one update. {_budgets(alike)}",
+        )
+        for alike in grouped(here, lambda m: family(m, PART, PARTITION))
+        if any(m.get("train.trainable.name") != "full" for m in alike) and values(alike, PART) > 1
+    ]  # fmt: skip
 
 
 @question(
