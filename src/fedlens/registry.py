@@ -473,7 +473,7 @@ def _reads(row: Row, key: str) -> str:
 
 merge_method = Registry(
     "merge_method",
-    ("fedlens.arithmetic.merging",),
+    ("fedlens.arithmetic.merging", "fedlens.arithmetic.matrix_merging"),
     what="merging method",
     common=(
         Parameter("scale", float, 1.0, Range("(0, inf)"), "λ, on the merged vector"),
@@ -483,8 +483,11 @@ merge_method = Registry(
     A function `(vectors, weights, **parameters)` that returns the merged vector. `vectors` are maps
     from names to tensors, and `weights` are numbers with mean 1. With the trait `random=True` it
     takes a third argument: for each vector, a function from a tensor's name to a
-    `torch.Generator`. Every row also has the parameter `scale`, which `merge` applies. A row with
-    the trait `aggregates=False` is not offered as an aggregator.
+    `torch.Generator`. With the trait `needs="fisher"` or `needs="input_moments"` its last argument
+    is a list of maps, one for each vector: the diagonal Fisher information of each model, or the
+    second moments of its layers' inputs. The trait `matrices=True` says that it reads tensors as
+    matrices, so masked ones are given whole. Every row also has the parameter `scale`, which
+    `merge` applies. A row with the trait `aggregates=False` is not offered as an aggregator.
 
     Examples:
         >>> import torch
