@@ -513,7 +513,8 @@ aggregator = Registry(
     clients' changes w_k − w, maps from names to float64 tensors, and `weights` their numbers of
     examples. A class is called as `Row(start, stream, **parameters)` in every round, and has `add`
     for one client's `Contribution` and `change` for the result, so that it need not hold all
-    updates. Every merging method is an aggregator too.
+    updates. With the trait `needs="fisher"` or `needs="input_moments"` clients send that too, and
+    a `Contribution` has it as `statistics`. Every merging method is an aggregator too.
 
     Examples:
         >>> import torch

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedlens.data.examples import Examples, TensorExamples, as_examples
 from fedlens.errors import FedlensError
+from fedlens.models.mode import evaluating
 
 Inputs = Tensor | tuple[Tensor, Tensor] | Sequence[tuple[Tensor, int]] | Examples
 
@@ -58,15 +59,9 @@ def input_moments(
         examples = as_examples(inputs)
     if not len(examples):
         raise FedlensError("inputs has no examples: give at least one.")
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        return moments_at(
-            model, examples, torch.arange(len(examples)), batch_size, parameters=parameters
-        )
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+    index = torch.arange(len(examples))
+    with evaluating(model):
+        return moments_at(model, examples, index, batch_size, parameters=parameters)
 
 
 @torch.no_grad()

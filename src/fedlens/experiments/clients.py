@@ -100,6 +100,7 @@ def experiment_host(
             config.seed,
             masks={name: mask for name, mask in masks.items() if mask.any()},
             compiled=config.train.compile,
+            statistic=settings.client_statistic(config),
         )
         return settings.make_engine(config, engine, trainer, len(partition))
 

@@ -14,6 +14,7 @@ from torch import nn
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
 from fedlens.federated.algorithms.fedprox import add_proximal_term
+from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.params import Params
 from fedlens.rng import Stream
@@ -59,7 +60,9 @@ class Trainer:
         *,
         masks: Mapping[str, torch.Tensor] | None = None,
         compiled: bool = False,
+        statistic: ClientStatistic | None = None,
     ) -> None:
+        """`statistic` is computed after every client's training, and sent with its update."""
         self.model = in_training_layout(model)
         self.examples = examples
         self.shard = shard
@@ -67,6 +70,7 @@ class Trainer:
         self.seed = seed
         self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         self.compiled = compiled
+        self.statistic = statistic
         self.forward: Model = torch.compile(self.model) if compiled else self.model
         self.width = _dropout_width(model) if training.step.dropout else None
         self.trained = trainable_parameters(self.model)
@@ -89,11 +93,16 @@ class Trainer:
             self.seed,
             masks=self.masks,
             compiled=self.compiled,
+            statistic=self.statistic,
         )
 
     def packed(self) -> dict[str, torch.Tensor]:
         """The model's trainable parameters, as they travel."""
         return self.packing.pack(self.trained)
+
+    def statistics_layout(self) -> dict[str, torch.Tensor]:
+        """What an update has beside its parameters, on the meta device."""
+        return {} if self.statistic is None else self.statistic.layout(self.model, self.packing)
 
     def train(self, task: ClientTask, parameters: Params) -> ClientUpdate:
         training, optimizer = self.training, self.optimizer
@@ -116,7 +125,14 @@ class Trainer:
                 )  # fmt: skip
         except Diverged as reason:
             fault = str(reason)
-        return ClientUpdate(task, self.packed(), tally, fault)
+        statistics = {} if fault else self._statistics(shard, stream)
+        return ClientUpdate(task, self.packed(), tally, fault, statistics=statistics)
+
+    def _statistics(self, shard: torch.Tensor, stream: Stream) -> dict[str, torch.Tensor]:
+        """At the parameters that the model has now."""
+        if self.statistic is None:
+            return {}
+        return self.statistic.compute(self.model, self.packing, self.examples, shard, stream)
 
     @torch.no_grad()
     def _adjust(self, start: Params, correction: Params | None) -> None:

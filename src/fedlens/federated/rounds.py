@@ -17,7 +17,12 @@ import torch
 from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.federated import wire
-from fedlens.federated.aggregation import Aggregator, Contribution, WeightedMean
+from fedlens.federated.aggregation import (
+    Aggregator,
+    Contribution,
+    UnpacksUpdates,
+    WeightedMean,
+)
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.algorithms.fedavg import FedAvg
 from fedlens.federated.algorithms.fedopt import ServerSgd
@@ -173,6 +178,7 @@ class FederatedAlgorithm:
     weighting: Literal["examples", "uniform"] = "examples"
     release: Release | None = None  # (change, accepted clients) → the change the server uses
     bad_update: Literal["skip", "raise"] = "skip"
+    statistics: Params = field(default_factory=dict)  # the layout of what clients send besides
     seed: int = 0
 
     def init(
@@ -220,7 +226,10 @@ class FederatedAlgorithm:
                 f"{state.round}: draw a cohort for round {state.round + 1}."
             )
         began = time.monotonic()
-        tasks = [_with_correction(task, state) for task in cohort.tasks]
+        tasks = [
+            replace(_with_correction(task, state), statistics=self.statistics)
+            for task in cohort.tasks
+        ]
         updates = _RoundUpdates(self, state, cohort.round)
         prepared = time.monotonic()
         aggregating = 0.0
@@ -235,6 +244,7 @@ class FederatedAlgorithm:
         diagnostics = updates.diagnostics()
         following = replace(self._step(state, updates), round=cohort.round)
         size = wire.size(state.trained, state.packing.index) * (2 if self.control else 1)
+        beside = wire.size(self.statistics) if self.statistics else 0
         report = RoundReport(
             cohort=cohort,
             accepted=tuple(updates.accepted),
@@ -243,7 +253,7 @@ class FederatedAlgorithm:
             losses=tuple(updates.losses),
             diagnostics=diagnostics,
             bytes_down=len(cohort.drawn) * size,
-            bytes_up=len(cohort.tasks) * size,
+            bytes_up=len(cohort.tasks) * (size + beside),
             seconds={
                 "prepare": prepared - began,
                 "train": trained - prepared - aggregating,
@@ -280,6 +290,8 @@ class _RoundUpdates:
         self.start = state.trained
         stream = Stream(algorithm.seed, ("merge", round_))
         self.aggregator = algorithm.aggregator(self.start, stream)
+        if isinstance(self.aggregator, UnpacksUpdates):
+            self.aggregator.unpack_with(state.packing, state.base)
         self.mean = self._mean(stream)
         self.measured = {name: make(self.start) for name, make in algorithm.diagnostics.items()}
         self.controls = ControlChange(state.control) if state.control is not None else None
@@ -305,12 +317,16 @@ class _RoundUpdates:
             norm = self.delta.measure(update.parameters)
             if not math.isfinite(norm):
                 fault = "it holds values that are not finite"
+            else:
+                fault = _statistics_fault(self.algorithm.statistics, update.statistics)
         if fault:
             self._reject(update, fault)
             return False
         weight = 1 if self.algorithm.weighting == "uniform" else task.examples
         steps = local.effective_steps(task.steps)
-        one = Contribution(task.client, update.parameters, weight, steps, norm)
+        one = Contribution(
+            task.client, update.parameters, weight, steps, norm, statistics=update.statistics
+        )
         self.aggregator.add(one)
         if self.mean is not None and self.mean is not self.aggregator:
             self.mean.add(one)
@@ -362,6 +378,16 @@ def _with_correction(task: ClientTask, state: ServerState) -> ClientTask:
         return task
     assert state.clients is not None
     return replace(task, correction=correction(state.control, state.clients.get(task.client)))
+
+
+def _statistics_fault(layout: Params, statistics: Params) -> str | None:
+    if not layout:
+        return None
+    if fault := params.mismatch(layout, statistics):
+        return f"its statistics do not fit: {fault}"
+    if not all(bool(value.isfinite().all()) for value in statistics.values()):
+        return "its statistics are not finite"
+    return None
 
 
 def _rejection(update: ClientUpdate, fault: str) -> str:

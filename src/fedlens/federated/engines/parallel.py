@@ -35,10 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Slot:
-    """Shared memory for one client: its correction, and the parameters it ends with."""
+    """Shared memory for one client: its correction, and the parameters it ends with.
+
+    `statistics` are those that its trainer computes beside them; empty if it computes none.
+    """
 
     correction: Params
     parameters: Params
+    statistics: Params
 
 
 @dataclass
@@ -78,7 +82,10 @@ class Parallel:
         self.context = torch.multiprocessing.get_context("fork" if forks else "spawn")
         packed = trainer.packed()
         self.start = _shared(packed)
-        self.slots = [Slot(_shared(packed), _shared(packed)) for _ in range(2 * workers)]
+        beside = trainer.statistics_layout()
+        self.slots = [
+            Slot(_shared(packed), _shared(packed), _shared(beside)) for _ in range(2 * workers)
+        ]
         self.workers = [self._spawn(number) for number in range(workers)]
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
@@ -97,8 +104,14 @@ class Parallel:
             if first.result is None:
                 self._listen()
                 continue
-            result, parameters = first.result, self.slots[first.slot].parameters
-            yield ClientUpdate(first.task, parameters, result.tally, result.fault)
+            result, slot = first.result, self.slots[first.slot]
+            yield ClientUpdate(
+                first.task,
+                slot.parameters,
+                result.tally,
+                result.fault,
+                statistics={} if result.fault else slot.statistics,
+            )
             free.append(jobs.popleft().slot)
 
     def close(self) -> None:
@@ -127,7 +140,7 @@ class Parallel:
         worker.job = job
         if job.task.correction:
             params.assign(self.slots[job.slot].correction, job.task.correction)
-        task = replace(job.task, correction=None)  # that one is in shared memory
+        task = replace(job.task, correction=None, statistics={})  # workers have both
         try:
             worker.pipe.send((task, job.slot, job.task.correction is not None))
         except OSError:  # it died while idle: `_listen` notices and gives the job to another
@@ -195,6 +208,8 @@ def _serve(
         try:
             update = trainer.train(task, start)
             params.assign(slots[slot].parameters, update.parameters)
+            if update.statistics:
+                params.assign(slots[slot].statistics, update.statistics)
             pipe.send(Result(update.tally, update.fault))
         except Exception as error:  # whatever it is, the main process raises it
             pipe.send(error)
