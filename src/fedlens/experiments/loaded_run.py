@@ -6,7 +6,7 @@ model can be subtracted from each other.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,15 +45,21 @@ class LoadedRun:
     start: dict[str, torch.Tensor]  # θ before training: pretrained, with the head as fitted
     tuned: dict[str, torch.Tensor]  # θ as chosen
     validation_split: tuple[Any, ...]  # what decides which images are held out
+    statistics_examples: int | None  # of a client, for merging methods that need statistics
     adds_updates: bool  # the model is its start plus the mean updates of all rounds, as in FedAvg
     with_ridge_head: Callable[[], dict[str, torch.Tensor]]  # `start`, but with a ridge head
 
     def unpacked(self, packed: Params) -> dict[str, torch.Tensor]:
         """All parameters, with the trained ones taken from a client update as it was sent."""
         parameters = params.copy(self.start)
-        trained = {name: parameters[name] for name in trainable_parameters(self.experiment.model)}
-        Packing(trained, self.experiment.masks).unpack(packed, trained)
+        self.packing.unpack(packed, {name: parameters[name] for name in self.packing.layout})
         return parameters
+
+    @cached_property
+    def packing(self) -> Packing:
+        """Which entries of the trained parameters clients send."""
+        trained = {name: self.start[name] for name in trainable_parameters(self.experiment.model)}
+        return Packing(trained, self.experiment.masks)
 
     def assign(self, parameters: Params) -> None:
         """Writes these parameters into the model."""
@@ -104,6 +110,7 @@ def load_run(
         start=start,
         tuned=tuned,
         validation_split=(config.seed, data.name, data.validation, data.train_per_class),
+        statistics_examples=algorithm.statistics_examples,
         adds_updates=(algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
         == ("mean", "sgd", 1.0),
         with_ridge_head=partial(_start_with_ridge_head, config, experiment.device, stop),

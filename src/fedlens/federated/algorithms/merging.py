@@ -5,7 +5,6 @@ average: the rows of `fedlens.arithmetic`.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,20 +44,17 @@ class Merged:
             self.statistics.append(params.copy(one.statistics))
 
     def change(self) -> dict[str, torch.Tensor]:
-        # Factorisations give other last bits with another number of threads.
-        matrices = self.method.traits.get("matrices", False)
-        with limited_threads(1) if matrices else nullcontext():
-            return merge_packed(
-                list(self.vectors.values()),
-                self.method,
-                self.packing,
-                self.whole,
-                weights=self.weights,
-                ids=list(self.vectors),
-                stream=self.stream,
-                statistics=self.statistics if self.method.traits.get("needs") else None,
-                **self.parameters,
-            )
+        return merge_packed(
+            list(self.vectors.values()),
+            self.method,
+            self.packing,
+            self.whole,
+            weights=self.weights,
+            ids=list(self.vectors),
+            stream=self.stream,
+            statistics=self.statistics if self.method.traits.get("needs") else None,
+            **self.parameters,
+        )
 
 
 def merge_packed(
@@ -73,8 +69,17 @@ def merge_packed(
     A method that reads matrices (trait `matrices`) gets masked tensors whole, with zeros where they
     are frozen, and of its result the trained entries are taken. `whole` has their shapes.
     """
-    if packing is None or not packing.index or not method.traits.get("matrices", False):
+    if not method.traits.get("matrices", False):
         return merge(vectors, method, **options)
+    with limited_threads(1):  # factorisations give other last bits with other numbers of threads
+        if packing is None or not packing.index:
+            return merge(vectors, method, **options)
+        return _merge_spread(vectors, method, packing, whole, **options)
+
+
+def _merge_spread(
+    vectors: Sequence[Params], method: Row, packing: Packing, whole: Params, **options: Any
+) -> dict[str, torch.Tensor]:
     shaped = {
         name: torch.empty_like(whole[name], dtype=torch.float64, device=value.device)
         for name, value in vectors[0].items()
