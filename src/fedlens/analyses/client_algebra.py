@@ -18,7 +18,7 @@ from fedlens.arithmetic.task_vectors import applied, composed, task_vector
 from fedlens.errors import FedlensError
 from fedlens.experiments.loaded_run import LoadedRun
 from fedlens.federated.algorithms.merging import merge_packed
-from fedlens.federated.client import client_stream
+from fedlens.federated.client import client_stream, in_training_layout
 from fedlens.federated.client_statistics import client_statistic
 from fedlens.federated.tasks import ClientTask
 from fedlens.params import Params
@@ -97,6 +97,7 @@ def client_statistics(run: LoadedRun, kept: KeptRound, needs: str) -> list[Param
     assert partition is not None
     assert statistic is not None
     found: list[Params] = []
+    in_training_layout(run.experiment.model)  # on which the last bits depend
     for client, end in kept.clients.items():
         run.assign(run.unpacked(end))
         task = ClientTask(kept.number, client, steps=0, lr=0.0, examples=kept.examples[client])

@@ -121,6 +121,8 @@ def _watching(
     """Adds the moments of every layer's inputs to `sums` while the model is called."""
 
     def add(name: str, module: nn.Linear | nn.Conv2d, args: tuple[Tensor, ...]) -> None:
+        if not args:  # called by a keyword: as if it were not called
+            return
         rows = _rows(module, args[0].detach())
         moment = torch.bmm(rows.mT, rows).double()
         moment = moment[0] if len(moment) == 1 else moment

@@ -47,7 +47,7 @@ def merge(
         vectors: Maps of the same names and shapes. Shapes are free: a vector may hold only the
             trained entries, and `density` is then a share of those.
         method: A method's name or row, or a function `(vectors, weights, **parameters) -> vector`,
-            whose weights have mean 1.
+            whose weights have mean 1, and which gets `statistics`, if given, as a third argument.
         weights: How much each vector counts, such as its number of examples; equal by default.
         seed: Seed of methods that draw random numbers.
         stream: Draws of those methods, if more than a seed is needed.
