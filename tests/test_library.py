@@ -516,9 +516,16 @@ def test_merging_with_a_method_of_ones_own(name: str) -> None:
 
 @pytest.mark.parametrize("method", fl.merge_method.names)
 def test_every_merging_method_works_on_a_model(method: str) -> None:
-    base = make("convnext")
-    vectors = [fl.task_vector(base, make("convnext", seed=seed)) for seed in (1, 2, 3)]
-    merged = fl.merge(vectors, method=method)
+    base, tuned = make("convnext"), [make("convnext", seed=seed) for seed in (1, 2, 3)]
+    vectors = [fl.task_vector(base, one) for one in tuned]
+    needs = fl.merge_method[method].traits.get("needs")
+    inputs = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    statistics = None
+    if needs == "fisher":
+        statistics = [fl.fisher(one, inputs, target="log_prob") for one in tuned]
+    elif needs:
+        statistics = [fl.input_moments(one, inputs) for one in tuned]
+    merged = fl.merge(vectors, method=method, statistics=statistics)
     assert merged.keys() == vectors[0].keys()
     assert all(bool(value.isfinite().all()) for value in merged.values())
     fl.apply_task_vector(base, merged, scale=0.3)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from fedlens.arithmetic.input_moments import input_moments as input_moments
     from fedlens.arithmetic.merging import merge as merge
     from fedlens.arithmetic.task_vectors import apply_task_vector as apply_task_vector
     from fedlens.arithmetic.task_vectors import task_vector as task_vector
@@ -78,6 +79,7 @@ _PUBLIC = {
     "task_vector": "fedlens.arithmetic.task_vectors:task_vector",
     "apply_task_vector": "fedlens.arithmetic.task_vectors:apply_task_vector",
     "merge": "fedlens.arithmetic.merging:merge",
+    "input_moments": "fedlens.arithmetic.input_moments:input_moments",
     # finished runs
     "load_runs": "fedlens.store.table:load_runs",
     # rows of one's own

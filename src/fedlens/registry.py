@@ -485,7 +485,7 @@ def _reads(row: Row, key: str) -> str:
 
 merge_method = Registry(
     "merge_method",
-    ("fedlens.arithmetic.merging",),
+    ("fedlens.arithmetic.merging", "fedlens.arithmetic.matrix_merging"),
     what="merging method",
     common=(
         Parameter("scale", float, 1.0, Range("(0, inf)"), "λ, on the merged vector"),
@@ -495,8 +495,11 @@ merge_method = Registry(
     A function `(vectors, weights, **parameters)` that returns the merged vector. `vectors` are maps
     from names to tensors, and `weights` are numbers with mean 1. With the trait `random=True` it
     takes a third argument: for each vector, a function from a tensor's name to a
-    `torch.Generator`. Every row also has the parameter `scale`, which `merge` applies. A row with
-    the trait `aggregates=False` is not offered as an aggregator.
+    `torch.Generator`. With the trait `needs="fisher"` or `needs="input_moments"` its last argument
+    is a list of maps, one for each vector: the diagonal Fisher information of each model, or the
+    second moments of its layers' inputs. The trait `matrices=True` says that it reads tensors as
+    matrices, so masked ones are given whole. Every row also has the parameter `scale`, which
+    `merge` applies. A row with the trait `aggregates=False` is not offered as an aggregator.
 
     Examples:
         >>> import torch
@@ -522,7 +525,8 @@ aggregator = Registry(
     clients' changes w_k − w, maps from names to float64 tensors, and `weights` their numbers of
     examples. A class is called as `Row(start, stream, **parameters)` in every round, and has `add`
     for one client's `Contribution` and `change` for the result, so that it need not hold all
-    updates. Every merging method is an aggregator too.
+    updates. With the trait `needs="fisher"` or `needs="input_moments"` clients send that too, and
+    a `Contribution` has it as `statistics`. Every merging method is an aggregator too.
 
     Examples:
         >>> import torch

@@ -348,6 +348,10 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "consensus": {
         "aggregator": {"name": "consensus", "agreement": 2, "threshold": None, "scale": 1.0}
     },
+    "regmean": {"aggregator": {"name": "regmean", "alpha": 0.9, "ridge": 1e-6, "scale": 1.0}},
+    "fisher_average": {"aggregator": {"name": "fisher_average", "floor": 1e-6, "scale": 1.0}},
+    "tsv_merge": {"aggregator": {"name": "tsv_merge", "mean": True, "scale": 1.0}},
+    "iso_c": {"aggregator": {"name": "iso_c", "mean": True, "scale": 1.0}},
 }
 
 
@@ -406,6 +410,15 @@ def test_the_sparse_experiments_freeze_a_closed_form_head(name: str) -> None:
         (["data.validation=0", "head.temperature=1", "head.l2=1",
           "evaluate.select=last"], "nothing to calibrate on"),
         (["algorithm=ties", "algorithm.aggregator.density=0"], "aggregator.density=0.0 must be in"),
+        (
+            ["algorithm=ties", "algorithm.statistics_examples=10"],
+            "algorithm.statistics_examples is not read by algorithm.aggregator=ties",
+        ),
+        (["algorithm=regmean", "algorithm.statistics_examples=0"], "must be at least 1"),
+        (
+            ["algorithm=regmean", "engine=flower_simulation", "privacy.name=local"],
+            "algorithm.aggregator=regmean needs statistics of each client's data, which privacy",
+        ),
         (["head=trained", "head.steps=0"], "head.steps=0 must be 1 or more"),
         (["federated.keep_updates=-1"], "keep_updates must be 0 or more"),
     ],

@@ -21,7 +21,10 @@ from fedlens.registry import aggregator, merge_method
 from fedlens.rng import Stream
 
 CLIENTS = count()
-MERGES = {"task_arithmetic", "ties", "dare", "breadcrumbs", "consensus"}
+MERGES = {
+    *("task_arithmetic", "ties", "dare", "breadcrumbs", "consensus"),
+    *("fisher_average", "regmean", "tsv_merge", "iso_c"),
+}
 STREAMING = ("mean", "clipped_mean", "fednova")
 NAMES = tuple(aggregator.names)
 STREAM = Stream(0, ("merge",))
@@ -45,9 +48,24 @@ def cohort(count: int, seed: int = 0, spread: float = 0.1) -> list[Contribution]
     return made
 
 
+def informed(name: str, ones: list[Contribution]) -> list[Contribution]:
+    """With the statistics that the row needs, different for every client."""
+    needs = aggregator[name].traits.get("needs")
+    if needs is None or "w" not in ones[0].parameters:
+        return ones
+    made = []
+    for one in ones:
+        draw = torch.Generator().manual_seed(one.client)
+        inputs = torch.randn(9, 4, generator=draw)
+        fishers = {n: torch.rand(v.shape, generator=draw) for n, v in start().items()}
+        statistics = fishers if needs == "fisher" else {"w": inputs.T @ inputs / 9}
+        made.append(replace(one, statistics=statistics))
+    return made
+
+
 def change(name: str, ones: list[Contribution], begin: Params | None = None, **keys: Any) -> Found:
     rule = make_aggregator(name, keys)(begin or start(), STREAM)
-    for one in ones:
+    for one in informed(name, ones):
         rule.add(one)
     return rule.change()
 
@@ -200,16 +218,18 @@ def test_what_a_client_lent_may_change_afterwards(name: str) -> None:
     expected = change(name, cohort(5))
     rule = make_aggregator(name)(start(), STREAM)
     lent = start()
-    for one in cohort(5):
+    for one in informed(name, cohort(5)):
         params.assign(lent, one.parameters)
-        rule.add(replace(one, parameters=lent))
+        beside = params.copy(one.statistics)
+        rule.add(replace(one, parameters=lent, statistics=beside))
+        params.assign(beside, params.zeros_like(beside))
     params.assign(lent, params.zeros_like(lent))
     assert params.digest(rule.change()) == params.digest(expected)
 
 
 @pytest.mark.parametrize("name", sorted(MERGES))
 def test_a_merge_is_that_of_the_clients_task_vectors(name: str) -> None:
-    ones, stream = cohort(5), Stream(3, ("m", 8))
+    ones, stream = informed(name, cohort(5)), Stream(3, ("m", 8))
     keys = {"scale": 0.7, **({"density": 0.5} if name in ("ties", "dare", "breadcrumbs") else {})}
     expected = merge(
         [task_vector(start(), one.parameters) for one in ones],
@@ -217,6 +237,7 @@ def test_a_merge_is_that_of_the_clients_task_vectors(name: str) -> None:
         weights=[one.weight for one in ones],
         stream=stream,
         ids=[one.client for one in ones],
+        statistics=[one.statistics for one in ones] if ones[0].statistics else None,
         **keys,
     )
     rule = make_aggregator(name, keys)(start(), stream)

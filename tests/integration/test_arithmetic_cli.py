@@ -162,6 +162,31 @@ def test_averaging_a_rounds_updates_gives_the_model_after_it(
     assert earlier["candidates"][0]["validation"] == after(finished.fed, 2)
 
 
+MERGED = {
+    "regmean": ["algorithm.statistics_examples=6"],
+    "fisher_average": SPARSE,
+    "tsv_merge": SPARSE,
+    "iso_c": [],
+}
+
+
+@pytest.mark.parametrize("method", MERGED)
+def test_merging_a_kept_round_again_gives_what_the_server_made_of_it(
+    method: str, arithmetic: Call, finished: Runs
+) -> None:
+    """Statistics are computed again from the clients' data, bit for bit as they were sent."""
+    words = [*FEDERATED, *MERGED[method], "federated.rounds=2", *KEPT, f"algorithm={method}"]
+    place = [f"run.root={finished.root}", f"run.name=by-{method}"]
+    folder = start(compose("quickstart", [*TINY, *place, *words]))
+    mean = ["--parameter", "mean=true"] if method in ("tsv_merge", "iso_c") else []
+    record = recorded(
+        arithmetic("merge", f"by-{method}", "--method", method, "--scales", "1", *mean)
+    )
+    tuned = loaded_run.load_run(folder, StopRequest()).tuned
+    assert record["choice"]["parameters"] == params.digest(tuned)
+    assert record["candidates"][0]["validation"] == after(folder, 2)
+
+
 def test_dropping_nobody_gives_the_trained_model(arithmetic: Call, finished: Runs) -> None:
     record = recorded(arithmetic("clients", "fed"))
     assert record["rounds"] == [2, 3]

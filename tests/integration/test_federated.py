@@ -70,6 +70,31 @@ def serialised(folder: RunFolder) -> int:
     return len(save({n[6:]: value for n, value in tensors.items() if n.startswith("model/")}))
 
 
+MERGING = {
+    "regmean": ["algorithm=regmean"],
+    "fisher_average": ["algorithm=fisher_average", "algorithm.statistics_examples=8"],
+    "tsv_merge": ["algorithm=tsv_merge"],
+    "iso_c": ["algorithm=iso_c"],
+    "regmean of heads": ["algorithm=regmean", *ON_FEATURES],
+}
+
+
+@pytest.mark.parametrize("name", MERGING)
+def test_updates_are_merged_and_an_interrupted_run_ends_with_the_same_bits(
+    name: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*FEDERATED, *MERGING[name], "checkpoint.every=1"]
+    whole = start(tiny(*words, root="whole"))
+    cut = tiny(*words, root="cut")
+    assert interrupted_at(cut, 6, monkeypatch)
+    assert facts(start(cut)) == facts(whole)
+    traffic = {
+        (line["bytes_up"], line["bytes_down"]) for line in records(whole) if "clients" in line
+    }
+    ((up, down),) = traffic
+    assert (up > down) == (MERGING[name][0] in ("algorithm=regmean", "algorithm=fisher_average"))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_every_central_mode_has_a_federated_counterpart(mode: str, tiny: Tiny) -> None:
     folder = start(tiny(*FEDERATED, *MODES[mode], "federated.rounds=2"))

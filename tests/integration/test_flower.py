@@ -57,6 +57,8 @@ VARIANTS = {
     ],
     "median": [*ONE_BY_ONE, "algorithm.aggregator=median"],
     "ties": [*ONE_BY_ONE, "algorithm.aggregator=ties"],
+    "regmean": [*ONE_BY_ONE, "algorithm.aggregator=regmean"],
+    "sparse fisher average": [*SPARSE, "algorithm=fisher_average"],
     "dropout of clients": [*ONE_BY_ONE, "federated.dropout=0.4"],
     "one class each": [*ONE_BY_ONE, "partition=classes", "partition.classes_per_client=20"],
     "heads on features, one by one": ONE_BY_ONE,

@@ -13,12 +13,16 @@ from typing import Any
 import torch
 
 from fedlens.analyses.analysis import Analysis, Candidate, choose_and_test, most_accurate
-from fedlens.arithmetic import merging
 from fedlens.arithmetic.forgetting import choose_forgetting_scale
 from fedlens.arithmetic.task_vectors import applied, composed, task_vector
 from fedlens.errors import FedlensError
 from fedlens.experiments.loaded_run import LoadedRun
+from fedlens.federated.algorithms.merging import merge_packed
+from fedlens.federated.client import client_stream, in_training_layout
+from fedlens.federated.client_statistics import client_statistic
+from fedlens.federated.tasks import ClientTask
 from fedlens.params import Params
+from fedlens.registry import merge_method
 from fedlens.rng import Stream
 from fedlens.store.analysis_records import Record, require_kept_rounds, require_result
 from fedlens.store.client_updates import KeptRound, read_round
@@ -45,15 +49,25 @@ def merge(
     """One round's updates, merged by each method at each λ; the best on validation is tested.
 
     `methods` maps the names of merging methods to their parameters; λ is applied to the result.
+    Statistics that a method needs are computed again, from the run's own data, as the clients of
+    the round would have computed them.
     """
     kept = kept_round(run, number)
     vectors = {client: task_vector(kept.start, end) for client, end in kept.clients.items()}
     stream = Stream(run.seed, ("merge", kept.number))
+    statistics: dict[str | None, list[Params] | None] = {None: None}
 
     def edited(method: str, scale: float) -> Params:
-        merged = merging.merge(
+        row = merge_method[method]
+        needs = row.traits.get("needs")
+        if needs not in statistics:
+            statistics[needs] = client_statistics(run, kept, str(needs))
+        merged = merge_packed(
             list(vectors.values()),
-            method,
+            row,
+            run.packing,
+            run.start,
+            statistics=statistics[needs],
             weights=[kept.examples[client] for client in vectors],
             stream=stream,
             ids=list(vectors),
@@ -74,6 +88,29 @@ def merge(
         **_parameters_record(methods),
     }
     return choose_and_test(run, Analysis(name, record, most_accurate, kept.number), candidates)
+
+
+def client_statistics(run: LoadedRun, kept: KeptRound, needs: str) -> list[Params]:
+    """What each client of a kept round would send beside its update, in the round's order."""
+    partition = run.experiment.partition
+    statistic = client_statistic(needs, run.statistics_examples)
+    assert partition is not None
+    assert statistic is not None
+    found: list[Params] = []
+    in_training_layout(run.experiment.model)  # on which the last bits depend
+    for client, end in kept.clients.items():
+        run.assign(run.unpacked(end))
+        task = ClientTask(kept.number, client, steps=0, lr=0.0, examples=kept.examples[client])
+        found.append(
+            statistic.compute(
+                run.experiment.model,
+                run.packing,
+                run.experiment.train,
+                partition.shard(client),
+                client_stream(run.seed, task),
+            )
+        )
+    return found
 
 
 def _parameters_record(methods: Mapping[str, Mapping[str, Any]]) -> Record:

@@ -1,7 +1,8 @@
 """Many task vectors into one: τ = λ · combine(thin(τ_1), …, thin(τ_n)), one method per row.
 
 Weights enter as factors with mean 1: equal weights make every factor 1, and then each row is its
-paper's formula. All rows average in some way, except task arithmetic, which sums.
+paper's formula. All rows here average in some way, except task arithmetic, which sums. Rows that
+treat tensors as matrices are in `matrix_merging`.
 """
 
 import math
@@ -20,7 +21,8 @@ from fedlens.rng import Stream
 
 # A method takes the vectors and their weights, in the order of the vectors' ids, and returns the
 # merged vector; weights have mean 1. Its parameters are keyword arguments. A row with random=True
-# also takes one source of random numbers per vector, as a third argument.
+# also takes one source of random numbers per vector, as a third argument. A row with needs="fisher"
+# or needs="input_moments" then takes one map of statistics per vector, as its last argument.
 Method = Callable[..., Params]
 Draw = Callable[[str], torch.Generator]  # tensor name → generator; one for every vector
 Values = Sequence[Tensor]  # one tensor of every vector, in float64
@@ -36,6 +38,7 @@ def merge(
     seed: int = 0,
     stream: Stream | None = None,
     ids: Sequence[int] | None = None,
+    statistics: Sequence[Params] | None = None,
     **parameters: Any,
 ) -> Vector:
     """Merges task vectors into one, in float64 whatever the vectors' type.
@@ -44,13 +47,17 @@ def merge(
         vectors: Maps of the same names and shapes. Shapes are free: a vector may hold only the
             trained entries, and `density` is then a share of those.
         method: A method's name or row, or a function `(vectors, weights, **parameters) -> vector`,
-            whose weights have mean 1.
+            whose weights have mean 1, and which gets `statistics`, if given, as a third argument.
         weights: How much each vector counts, such as its number of examples; equal by default.
         seed: Seed of methods that draw random numbers.
         stream: Draws of those methods, if more than a seed is needed.
         ids: Numbers that identify the vectors, such as clients; 0, 1, 2, … by default. Vectors
             are merged in the order of their ids and draws belong to an id, so the result does not
             depend on the order of `vectors`, bit for bit.
+        statistics: What some methods need beside the vectors, one map for each: for "regmean"
+            `input_moments` of each tuned model, for "fisher_average" its `fisher` with
+            `target="log_prob"`. Both are means over examples, so `weights` say how many examples
+            each vector stands for. Tensors without an entry are averaged.
         **parameters: The method's own; and `scale`, λ on the merged vector, of every method.
 
     Needs all vectors at once, one byte per entry in methods that thin, and one tensor of each
@@ -66,6 +73,10 @@ def merge(
         [4.0, -6.0]
         >>> fl.merge(vectors, method=lambda vectors, weights: vectors[0], scale=0.5)["w"].tolist()
         [2.0, 0.25]
+        >>> fishers = [{"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([3.0, 0.0])}]
+        >>> merged = fl.merge(vectors, "fisher_average", statistics=fishers, floor=0)
+        >>> merged["w"].tolist()
+        [2.5, 0.5]
     """
     weights = [1.0] * len(vectors) if weights is None else weights
     ids = range(len(vectors)) if ids is None else ids
@@ -86,12 +97,43 @@ def merge(
         if method.traits.get("random", False):
             stream = Stream(seed, ()) if stream is None else stream
             arguments.append([partial(stream.draw, "merge", ids[place]) for place in order])
+        check_statistics(method, vectors, statistics)
         method = method.make
+    if statistics is not None:
+        arguments.append([statistics[place] for place in order])
     scale = parameters.pop("scale", 1.0)
     merged = method(*arguments, **parameters)
     if fault := mismatch(vectors[0], merged):
         raise FedlensError(f"The merged vector does not fit the vectors: {fault}.")
     return {name: merged[name].double() * scale for name in vectors[0]}
+
+
+def check_statistics(
+    method: Row, vectors: Sequence[Params], statistics: Sequence[Params] | None
+) -> None:
+    """Refuses statistics that the method does not read, and those that do not fit the vectors."""
+    needs = method.traits.get("needs")
+    if needs is None:
+        if statistics is not None:
+            raise FedlensError(f"'{method.name}' reads no statistics: leave them out.")
+        return
+    if statistics is None or len(statistics) != len(vectors):
+        raise FedlensError(
+            f"'{method.name}' needs statistics, one map for each of the {len(vectors)} vectors: "
+            f"compute them with {needs} of every tuned model."
+        )
+    for other in statistics[1:]:
+        if fault := mismatch(statistics[0], other):
+            raise FedlensError(f"The vectors' statistics differ: {fault}.")
+    if statistics[0] and not statistics[0].keys() & vectors[0].keys():
+        raise FedlensError(
+            f"The statistics name no tensor of the vectors ({', '.join(list(statistics[0])[:3])}, "
+            f"…): compute them with {needs} of models that have these tensors."
+        )
+    for one in statistics:
+        for name, value in one.items():
+            if not value.isfinite().all():
+                raise FedlensError(f"The statistics of {name} are not finite.")
 
 
 @merge_method(
@@ -102,7 +144,7 @@ def merge(
 )
 def average(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
     """λ Σ p_k τ_k, the weighted mean; this is FedAvg for λ = 1."""
-    return _combined(vectors, weights, _mean)
+    return _combined(vectors, weights, weighted_mean)
 
 
 @merge_method(
@@ -112,7 +154,7 @@ def average(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
 )
 def task_arithmetic(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
     """λ Σ n p_k τ_k, n times the average; choose λ, 0.3 to 0.5 for a few tasks."""
-    return _combined(vectors, weights, _sum)
+    return _combined(vectors, weights, weighted_sum)
 
 
 @merge_method(
@@ -154,7 +196,7 @@ def dare(
 ) -> Vector:
     """Drop entries with probability 1 − density, divide the rest by density, and average."""
     kept = [_keep_random(*each, density) for each in zip(vectors, draws, strict=True)]
-    rescaled: Combine = lambda values, weights: _mean(values, weights) / density  # noqa: E731
+    rescaled: Combine = lambda values, weights: weighted_mean(values, weights) / density  # noqa: E731
     return _combined(vectors, weights, rescaled, kept)
 
 
@@ -174,7 +216,7 @@ def breadcrumbs(
 ) -> Vector:
     """Drop the largest entries of every tensor (outliers) and the small ones; then average."""
     kept = [_keep_middle(vector, density, outliers) for vector in vectors]
-    return _combined(vectors, weights, _mean, kept)
+    return _combined(vectors, weights, weighted_mean, kept)
 
 
 @merge_method(
@@ -205,6 +247,52 @@ def consensus(
     return _combined(
         vectors, weights, partial(_consensus_mean, threshold=threshold, agreement=agreement)
     )
+
+
+@merge_method(
+    label="Fisher-weighted average",
+    paper="Matena & Raffel, 2022, https://arxiv.org/abs/2111.09832",
+    order=7,
+    needs="fisher",
+)
+def fisher_average(
+    vectors: Sequence[Params],
+    weights: Sequence[float],
+    fishers: Sequence[Params],
+    *,
+    floor: Annotated[
+        float, Range("[0, inf)"), "added to every Fisher value, in units of the tensor's mean"
+    ] = 1e-6,
+) -> Vector:
+    """Σ p_k F_k τ_k / Σ p_k F_k, entry by entry: models count where their Fisher information is.
+
+    The paper averages parameters θ_k = θ + τ_k. The common θ has the same factor above and below
+    the line, so it cancels, and the formula holds for task vectors as it stands. Computed as
+    τ̄ + Σ p_k F_k (τ_k − τ̄) / (Σ p_k F_k + floor), so that entries without information get the
+    average τ̄. Conventions where others differ: the authors raise every value below 10⁻⁶ to it,
+    which depends on the loss's scale; here the floor is relative to the tensor's own mean.
+    """
+    merged = {}
+    for name in vectors[0]:
+        values = [vector[name].detach().double() for vector in vectors]
+        merged[name] = mean = weighted_mean(values, weights)
+        if name not in fishers[0]:
+            continue
+        factors = [one[name].detach().to(mean) for one in fishers]
+        for factor in factors:
+            if factor.shape != mean.shape or bool((factor < 0).any()):
+                raise FedlensError(
+                    f"The Fisher information of {name} must have the tensor's shape "
+                    f"{tuple(mean.shape)} and no negative value: compute it with fisher."
+                )
+        total = weighted_sum(factors, weights)
+        pulled = weighted_sum(
+            [factor * (value - mean) for factor, value in zip(factors, values, strict=True)],
+            weights,
+        )
+        total += floor * total.mean() if total.numel() else 0.0
+        merged[name] = mean + pulled / total.masked_fill(total == 0, 1.0)
+    return merged
 
 
 def _combined(
@@ -268,29 +356,29 @@ def _keep_middle(vector: Params, density: float, outliers: float) -> Vector:
     return masks
 
 
-def _sum(values: Values, weights: Sequence[float]) -> Tensor:
+def weighted_sum(values: Values, weights: Sequence[float]) -> Tensor:
     total = torch.zeros_like(values[0])
     for value, weight in zip(values, weights, strict=True):
         total.add_(value, alpha=weight)
     return total
 
 
-def _mean(values: Values, weights: Sequence[float]) -> Tensor:
-    return _sum(values, weights) / len(values)
+def weighted_mean(values: Values, weights: Sequence[float]) -> Tensor:
+    return weighted_sum(values, weights) / len(values)
 
 
 def _elected_mean(values: Values, weights: Sequence[float]) -> Tensor:
     """The mean of the values that have the sign with more mass; equal mass gives 0."""
-    elected = _sum(values, weights).sign()
+    elected = weighted_sum(values, weights).sign()
     agreeing = [(value * elected).clamp_(min=0) for value in values]
-    count = _sum([(part > 0).double() for part in agreeing], weights)
-    return elected * _sum(agreeing, weights) / count.masked_fill(count == 0, 1.0)
+    count = weighted_sum([(part > 0).double() for part in agreeing], weights)
+    return elected * weighted_sum(agreeing, weights) / count.masked_fill(count == 0, 1.0)
 
 
 def _consensus_mean(
     values: Values, weights: Sequence[float], *, threshold: float, agreement: int
 ) -> Tensor:
-    total = _sum(values, weights)
+    total = weighted_sum(values, weights)
     active = torch.zeros_like(total, dtype=torch.int64)
     for value in values:
         active += value.abs() >= threshold * (total - value).abs()

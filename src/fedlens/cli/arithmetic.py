@@ -124,7 +124,9 @@ def merge(
 ) -> None:
     """Merge the client updates of a round by several methods, and test the best of them.
 
-    Task arithmetic sums, the others average: with ten clients its λ = 0.1 equals λ = 1 of average.
+    Task arithmetic sums, most others average: with ten clients its λ = 0.1 equals λ = 1 of
+    average. TSV-Merge and Iso-C sum matrices, unless `--parameter mean=true`. What RegMean and the
+    Fisher average need is computed from the clients' data at the parameters they ended with.
 
     Example: `fedlens arithmetic merge fedavg --method ties --method dare --scales 0.5,1,2`
     """

@@ -7,7 +7,7 @@ the key, before anything is loaded.
 import math
 import re
 
-from fedlens.config.schema import Config, batch_norm, cohort_size, head_only
+from fedlens.config.schema import AlgorithmConfig, Config, batch_norm, cohort_size, head_only
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import aggregator, client_optimizer, diagnostic, mask_rule, trainable
 from fedlens.training.schedules import SHAPES
@@ -255,6 +255,16 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
             "change federated.participation or federated.clients",
         ),
         (algorithm.proximal >= 0, "algorithm.proximal must not be negative"),
+        (
+            _positive(algorithm.statistics_examples),
+            "algorithm.statistics_examples must be at least 1",
+        ),
+        (
+            algorithm.statistics_examples == AlgorithmConfig.statistics_examples
+            or bool(_needed_statistic(config)),
+            f"algorithm.statistics_examples is not read by algorithm.aggregator="
+            f"{algorithm.aggregator.name}: leave it out",
+        ),
         (federated.keep_updates >= 0, "federated.keep_updates must be 0 or more"),
         (
             engine.name != "flower" or config.data.validation > 0,
@@ -311,6 +321,11 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
             f"algorithm.aggregator={algorithm.aggregator.name}",
         ),
         (
+            not (privacy.on and _needed_statistic(config)),
+            f"algorithm.aggregator={algorithm.aggregator.name} needs statistics of each client's "
+            "data, which privacy does not protect: use it without privacy",
+        ),
+        (
             not privacy.secure or not config.federated.keep_updates,
             "privacy.secure=true hides each client's update: leave federated.keep_updates out",
         ),
@@ -320,6 +335,12 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
             "round: change federated.participation or federated.clients",
         ),
     ]
+
+
+def _needed_statistic(config: Config) -> str | None:
+    """What clients send beside their updates, for the aggregator."""
+    needs: str | None = aggregator[config.algorithm.aggregator.name].traits.get("needs")
+    return needs
 
 
 def _positive(value: float | None) -> bool:

@@ -85,6 +85,7 @@ class AlgorithmConfig:
     scaffold: bool = False  # control variates
     aggregator: Any = "mean"  # how client updates become one change of the global model
     server: Any = "sgd"  # how the server applies that change
+    statistics_examples: int | None = 256  # of a client, for regmean and fisher_average; null: all
 
 
 @dataclass

@@ -101,6 +101,7 @@ def experiment_host(
             masks={name: mask for name, mask in masks.items() if mask.any()},
             compiled=config.train.compile,
             mode=experiment.model.batch_norm,
+            statistic=settings.client_statistic(config),
         )
         return settings.make_engine(config, engine, trainer, len(partition))
 

@@ -18,6 +18,7 @@ from fedlens.experiments.loop import Loop, Position
 from fedlens.federated import carried
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.client import LocalTraining, in_training_layout, trainable_parameters
+from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.diagnostics import MakeDiagnostic
 from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release, ServerState
 from fedlens.federated.server import ServerOptimizer
@@ -27,6 +28,7 @@ from fedlens.models.batch_norm import own_names
 from fedlens.params import Params
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Interrupted, StopRequest
+from fedlens.sparse.packing import Packing
 from fedlens.store import model_state
 from fedlens.store.checkpoints import Checkpoint
 from fedlens.store.client_states import ClientStates
@@ -57,6 +59,7 @@ class FederatedSettings:
     release: Release | None = None
     bad_update: Literal["skip", "raise"] = "skip"
     keep_updates: int = 0  # rounds, the last ones, whose client updates are kept on disk
+    statistic: ClientStatistic | None = None  # what clients send beside their updates
 
 
 class FederatedLoop:
@@ -94,6 +97,7 @@ class FederatedLoop:
             weighting=settings.weighting,
             release=settings.release,
             bad_update=settings.bad_update,
+            statistics=_statistics_layout(settings.statistic, experiment),
             seed=settings.seed,
         )
         self.states = ClientStates(folder.path / "clients", experiment.device)
@@ -199,6 +203,13 @@ class FederatedLoop:
             if server.clients is None
             else self.states.restored(checkpoint.state["clients"]),
         )
+
+
+def _statistics_layout(statistic: ClientStatistic | None, experiment: Experiment) -> Params:
+    if statistic is None:
+        return {}
+    packing = Packing(trainable_parameters(experiment.model), experiment.masks)
+    return statistic.layout(experiment.model, packing)
 
 
 def _loaded(like: Params, prefix: str, tensors: Params) -> dict[str, torch.Tensor]:

@@ -48,10 +48,12 @@ class LoadedRun:
     start: dict[str, torch.Tensor]  # θ before training: pretrained, with the head as fitted
     tuned: dict[str, torch.Tensor]  # θ as chosen
     validation_split: tuple[Any, ...]  # what decides which images are held out
+    statistics_examples: int | None  # of a client, for merging methods that need statistics
     adds_updates: bool  # the model is its start plus the mean updates of all rounds, as in FedAvg
     with_ridge_head: Callable[[], dict[str, torch.Tensor]]  # `start`, but with a ridge head
     # All parameters, with the trained ones taken from a client update as it was sent.
     unpacked: Callable[[Params], dict[str, torch.Tensor]]
+    packing: Packing  # which entries of the trained parameters clients send
 
     def assign(self, parameters: Params) -> None:
         """Writes these parameters into the model."""
@@ -82,7 +84,9 @@ def load_run(
     masks = settings.masks(config, experiment)
     experiment = find_masks(experiment, clients, masks, folder, stop)
     model = experiment.model
-    start, unpacked = _parameters(model), _unpacker(folder, experiment)
+    start = _parameters(model)
+    packing = Packing(trainable_parameters(model), experiment.masks)
+    unpacked = _unpacker(folder, experiment, packing)
     chosen = result["choice"]
     name = f"{result['unit']}-{chosen['unit']:06d}"
     model_state.load_state(Checkpoints(folder.checkpoints).load(name).tensors, model)
@@ -103,10 +107,12 @@ def load_run(
         start=start,
         tuned=tuned,
         validation_split=(config.seed, data.name, data.validation, data.train_per_class),
+        statistics_examples=algorithm.statistics_examples,
         adds_updates=(algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
         == ("mean", "sgd", 1.0),
         with_ridge_head=partial(_start_with_ridge_head, config, experiment.device, stop),
         unpacked=unpacked,
+        packing=packing,
     )
 
 
@@ -116,13 +122,11 @@ def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _unpacker(
-    folder: RunFolder, experiment: Experiment
+    folder: RunFolder, experiment: Experiment, packing: Packing
 ) -> Callable[[Params], dict[str, torch.Tensor]]:
     """`LoadedRun.unpacked`, of the model before its factors are merged."""
     model, factors = experiment.model, list(lora.names(experiment.model))
     start = params.copy(dict(model.named_parameters()))
-    names = list(trainable_parameters(model))
-    packing = Packing({name: start[name] for name in names}, experiment.masks)
 
     def unpacked(packed: Params) -> dict[str, torch.Tensor]:
         if any(one.exact for one in factors):
@@ -131,7 +135,7 @@ def _unpacker(
                 "are not its model: use a run with train.trainable.average=factors or frozen_a."
             )
         parameters = params.copy(start)
-        packing.unpack(packed, {name: parameters[name] for name in names})
+        packing.unpack(packed, {name: parameters[name] for name in packing.layout})
         return lora.plain(factors, parameters)
 
     return unpacked

@@ -20,6 +20,8 @@ from fedlens.experiments.loop import LoopSettings
 from fedlens.experiments.masks import MaskSettings
 from fedlens.federated.algorithms.choice import make_aggregator
 from fedlens.federated.client import LocalTraining, Trainer
+from fedlens.federated.client_statistics import ClientStatistic
+from fedlens.federated.client_statistics import client_statistic as statistic_of
 from fedlens.federated.engines import rows
 from fedlens.federated.host import CalibrationSettings
 from fedlens.federated.sampling import draw_cohort
@@ -182,7 +184,14 @@ def federated(config: Config, precision: Precision) -> FederatedSettings:
         release=privacy.release(config),
         bad_update="raise" if federated.fail_on_bad_update else "skip",
         keep_updates=federated.keep_updates,
+        statistic=client_statistic(config),
     )
+
+
+def client_statistic(config: Config) -> ClientStatistic | None:
+    """What clients send beside their updates, where the aggregator needs it."""
+    row = row_of(config, "algorithm.aggregator")
+    return statistic_of(row.traits.get("needs"), config.algorithm.statistics_examples)
 
 
 def make_engine(config: Config, row: Row | None, trainer: Trainer, clients: int) -> Engine:

@@ -5,13 +5,14 @@ on the order of clients by float64 rounding only, about 1e-15 of the parameters.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from fedlens import params
 from fedlens.params import Params
 from fedlens.rng import Stream
+from fedlens.sparse.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Contribution:
     weight: float  # the number of examples, or 1
     effective_steps: float | None  # None: the client optimizer does not define them
     norm: float  # ‖w_k − w‖
+    statistics: Params = field(default_factory=dict)  # of rows with the trait `needs`; lent too
 
 
 class Aggregator(Protocol):
@@ -32,6 +34,15 @@ class Aggregator(Protocol):
 
     def change(self) -> dict[str, torch.Tensor]:
         """The aggregated change of the global parameters, in float64."""
+        ...
+
+
+@runtime_checkable
+class UnpacksUpdates(Protocol):
+    """An aggregator that needs to know which entries of whole tensors it is given."""
+
+    def unpack_with(self, packing: Packing, whole: Params) -> None:
+        """Called before the first `add`; `whole` has the whole tensors' names and shapes."""
         ...
 
 

@@ -16,6 +16,7 @@ from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
 from fedlens.federated import carried
 from fedlens.federated.algorithms.fedprox import add_proximal_term
+from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.models import batch_norm, classifier
 from fedlens.models.batch_norm import Mode
@@ -64,8 +65,12 @@ class Trainer:
         masks: Mapping[str, torch.Tensor] | None = None,
         compiled: bool = False,
         mode: Mode = "frozen",
+        statistic: ClientStatistic | None = None,
     ) -> None:
-        """`mode` is that of BatchNorm layers."""
+        """`mode` is that of BatchNorm layers.
+
+        `statistic` is computed after every client's training, and sent with its update.
+        """
         self.model = in_training_layout(model)
         self.examples = examples
         self.shard = shard
@@ -73,6 +78,7 @@ class Trainer:
         self.seed = seed
         self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         self.compiled = compiled
+        self.statistic = statistic
         self.forward: Model = torch.compile(self.model) if compiled else self.model
         self.width = _dropout_width(model) if training.step.dropout else None
         self.trained = trainable_parameters(self.model)
@@ -100,6 +106,7 @@ class Trainer:
             masks=self.masks,
             compiled=self.compiled,
             mode=self.mode,
+            statistic=self.statistic,
         )
 
     def packed(self) -> dict[str, torch.Tensor]:
@@ -114,6 +121,10 @@ class Trainer:
         """All that a client sends back."""
         beside = {name: value for name, value in self.carried.items() if name in self.returned}
         return {**self.packed(), **beside}
+
+    def statistics_layout(self) -> dict[str, torch.Tensor]:
+        """What an update has beside its parameters, on the meta device."""
+        return {} if self.statistic is None else self.statistic.layout(self.model, self.packing)
 
     def train(self, task: ClientTask, parameters: Params) -> ClientUpdate:
         training, optimizer = self.training, self.optimizer
@@ -138,7 +149,8 @@ class Trainer:
                     )  # fmt: skip
         except Diverged as reason:
             fault = str(reason)
-        return ClientUpdate(task, self.sent(), tally, fault)
+        statistics = {} if fault else self._statistics(shard, stream)
+        return ClientUpdate(task, self.sent(), tally, fault, statistics=statistics)
 
     @torch.no_grad()
     def _load(self, received: Params) -> None:
@@ -148,6 +160,12 @@ class Trainer:
         self.packing.unpack({name: received[name] for name in self.trained}, self.trained)
         for name, value in self.carried.items():
             value.copy_(received[name])
+
+    def _statistics(self, shard: torch.Tensor, stream: Stream) -> dict[str, torch.Tensor]:
+        """At the parameters that the model has now."""
+        if self.statistic is None:
+            return {}
+        return self.statistic.compute(self.model, self.packing, self.examples, shard, stream)
 
     @torch.no_grad()
     def _adjust(self, start: Params, correction: Params | None) -> None:

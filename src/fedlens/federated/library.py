@@ -16,9 +16,14 @@ from fedlens import params
 from fedlens.data.examples import Array, Examples, as_examples
 from fedlens.data.partition import Partition
 from fedlens.errors import FedlensError, suggest
-from fedlens.federated.algorithms.choice import MakeAggregator, make_aggregator
+from fedlens.federated.algorithms.choice import (
+    MakeAggregator,
+    make_aggregator,
+    needed_statistic,
+)
 from fedlens.federated.carried import rules
 from fedlens.federated.client import LocalTraining, Trainer, trainable_parameters
+from fedlens.federated.client_statistics import EXAMPLES, client_statistic
 from fedlens.federated.diagnostics import make_diagnostics
 from fedlens.federated.rounds import FederatedAlgorithm, OnUpdate, RoundReport, ServerState
 from fedlens.federated.sampling import Sample, cohort_size, draw_cohort
@@ -44,6 +49,7 @@ RANGES = {
     "label_smoothing": Range("[0, 1]"),
     "clip_norm": Range("(0, inf)"),
     "dropout": Range("[0, 1)"),
+    "statistics_examples": Range("[1, inf)"),
 }
 SERVER_PARAMETERS = {  # argument here → parameter of the server optimizer's row
     "server_lr": "lr",
@@ -64,6 +70,7 @@ class Options(TypedDict, total=False):
     optimizer: ClientOptimizer | None
     masks: Mapping[str, torch.Tensor] | None
     aggregator: AggregatorChoice
+    statistics_examples: int | None
     seed: int
     engine: str
     workers: int | None
@@ -188,6 +195,7 @@ def fedavg(
     proximal: float = 0.0,
     masks: Mapping[str, torch.Tensor] | None = None,
     aggregator: AggregatorChoice = "mean",
+    statistics_examples: int | None = EXAMPLES,
     seed: int = 0,
     engine: str = "serial",
     workers: int | None = None,
@@ -220,6 +228,8 @@ def fedavg(
         aggregator: A row's name (`"median"`), a row with parameters
             (`{"name": "trimmed_mean", "trim": 0.2}`), or a function `(updates, weights)` of the
             clients' changes w_k − w that returns the change of the global model.
+        statistics_examples: Of each client, for aggregators that need more than updates: "regmean"
+            (moments of the layers' inputs) and "fisher_average"; None means all examples.
         seed: Of all random draws.
         engine: `"serial"`, `"parallel"` for worker processes, or a row of your own. The first two
             give the same bits if they use the same number of threads.
@@ -258,12 +268,15 @@ def fedavg(
     _check(proximal=proximal, label_smoothing=label_smoothing)
     if clip_norm is not None:
         _check(clip_norm=clip_norm)
+    if statistics_examples is not None:
+        _check(statistics_examples=statistics_examples)
     if bad_update not in ("skip", "raise"):
         raise FedlensError(
             f"bad_update='{bad_update}' is unknown: {suggest(bad_update, ('skip', 'raise'))}"
         )
     if batch_norm not in MODES:
         raise FedlensError(f"batch_norm='{batch_norm}' is unknown: {suggest(batch_norm, MODES)}")
+    make = _aggregator(aggregator)
     examples = as_examples(data)
     _check_partition(clients, examples)
     start = params.copy(trainable_parameters(model))
@@ -279,17 +292,25 @@ def fedavg(
         proximal=proximal,
     )
     trainer = Trainer(
-        model, examples.to(device), clients.shard, local, seed, masks=trained_masks, mode=batch_norm
+        model,
+        examples.to(device),
+        clients.shard,
+        local,
+        seed,
+        masks=trained_masks,
+        statistic=client_statistic(_needs(aggregator), statistics_examples),
+        mode=batch_norm,
     )
     algorithm = FederatedAlgorithm(
         _engine(engine, trainer, len(clients), workers, threads),
         local,
-        _aggregator(aggregator),
+        make,
         carried=rules(trainer.model, batch_norm),
         own=tuple(trainer.own_names),
         population=len(clients),
         diagnostics=make_diagnostics(diagnostics),
         bad_update=bad_update,
+        statistics=trainer.statistics_layout(),
         seed=seed,
     )
     sizes = clients.sizes.tolist()
@@ -538,6 +559,10 @@ def _aggregator(choice: AggregatorChoice) -> MakeAggregator:
     return make_aggregator(
         choice["name"], {key: value for key, value in choice.items() if key != "name"}
     )
+
+
+def _needs(choice: AggregatorChoice) -> str | None:
+    return needed_statistic(choice["name"] if isinstance(choice, Mapping) else choice)
 
 
 def _engine(

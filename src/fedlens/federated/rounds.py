@@ -17,7 +17,12 @@ import torch
 from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.federated import wire
-from fedlens.federated.aggregation import Aggregator, Contribution, WeightedMean
+from fedlens.federated.aggregation import (
+    Aggregator,
+    Contribution,
+    UnpacksUpdates,
+    WeightedMean,
+)
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.algorithms.fedavg import FedAvg
 from fedlens.federated.algorithms.fedopt import ServerSgd
@@ -180,6 +185,7 @@ class FederatedAlgorithm:
     weighting: Literal["examples", "uniform"] = "examples"
     release: Release | None = None  # (change, accepted clients) → the change the server uses
     bad_update: Literal["skip", "raise"] = "skip"
+    statistics: Params = field(default_factory=dict)  # the layout of what clients send besides
     seed: int = 0
 
     def init(
@@ -230,7 +236,10 @@ class FederatedAlgorithm:
                 f"{state.round}: draw a cohort for round {state.round + 1}."
             )
         began = time.monotonic()
-        tasks = [self._with_memory(task, state) for task in cohort.tasks]
+        tasks = [
+            replace(self._with_memory(task, state), statistics=self.statistics)
+            for task in cohort.tasks
+        ]
         updates = _RoundUpdates(self, state, cohort.round)
         prepared = time.monotonic()
         aggregating = 0.0
@@ -249,6 +258,7 @@ class FederatedAlgorithm:
             wire.size(one, state.packing.index) + controls
             for one in ({**state.trained, **state.carried}, updates.expected)
         )
+        statistics = wire.size(self.statistics) if self.statistics else 0
         report = RoundReport(
             cohort=cohort,
             accepted=tuple(updates.accepted),
@@ -257,7 +267,7 @@ class FederatedAlgorithm:
             losses=tuple(updates.losses),
             diagnostics=diagnostics,
             bytes_down=len(cohort.drawn) * size_down,
-            bytes_up=len(cohort.tasks) * size_up,
+            bytes_up=len(cohort.tasks) * (size_up + statistics),
             seconds={
                 "prepare": prepared - began,
                 "train": trained - prepared - aggregating,
@@ -316,6 +326,8 @@ class _RoundUpdates:
         self.start = state.trained
         stream = Stream(algorithm.seed, ("merge", round_))
         self.aggregator = algorithm.aggregator(self.start, stream)
+        if isinstance(self.aggregator, UnpacksUpdates):
+            self.aggregator.unpack_with(state.packing, state.base)
         self.mean = self._mean(stream)
         self.measured = {name: make(self.start) for name, make in algorithm.diagnostics.items()}
         self.controls = ControlChange(state.control) if state.control is not None else None
@@ -347,13 +359,15 @@ class _RoundUpdates:
             beside = all(update.parameters[name].isfinite().all() for name in self.beside)
             if not (math.isfinite(norm) and beside):
                 fault = "it holds values that are not finite"
+            else:
+                fault = _statistics_fault(self.algorithm.statistics, update.statistics)
         if fault:
             self._reject(update, fault)
             return False
         weight = 1 if self.algorithm.weighting == "uniform" else task.examples
         steps = local.effective_steps(task.steps)
         trained = {name: update.parameters[name] for name in self.start}
-        one = Contribution(task.client, trained, weight, steps, norm)
+        one = Contribution(task.client, trained, weight, steps, norm, statistics=update.statistics)
         self.aggregator.add(one)
         if self.mean is not None and self.mean is not self.aggregator:
             self.mean.add(one)
@@ -403,6 +417,16 @@ class _RoundUpdates:
             raise BadUpdate(update, fault)
         log.warning("%s", _rejection(update, fault))
         self.rejected[update.task.client] = fault
+
+
+def _statistics_fault(layout: Params, statistics: Params) -> str | None:
+    if not layout:
+        return None
+    if fault := params.mismatch(layout, statistics):
+        return f"its statistics do not fit: {fault}"
+    if not all(bool(value.isfinite().all()) for value in statistics.values()):
+        return "its statistics are not finite"
+    return None
 
 
 def _rejection(update: ClientUpdate, fault: str) -> str:

@@ -4,7 +4,7 @@ Training data and labels stay with the clients; only these values travel.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import nn
@@ -29,6 +29,7 @@ class ClientTask:
     examples: int  # how many the client holds: its weight in the average
     correction: Params | None = None  # SCAFFOLD's c − c_i, added to each gradient
     own: Params | None = None  # tensors that the client keeps for itself, as it left them (FedBN)
+    statistics: Params = field(default_factory=dict)  # the layout of those that are asked for
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ClientUpdate:
     tally: Tally | None  # None: the client does not reveal its losses
     fault: str | None = None  # why the client gave up or did not answer
     individual: bool = True  # False: `parameters` are the mean of all, by secure aggregation
+    statistics: Params = field(default_factory=dict)  # what the aggregator needs besides
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@
 dimensions by default; biases, norms and embeddings are trained whole unless they are named.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlens.data.examples import Examples, as_examples
 from fedlens.errors import FedlensError
+from fedlens.models.mode import evaluating
 from fedlens.params import Params
 from fedlens.registry import Row
 from fedlens.rng import Stream
@@ -65,7 +65,7 @@ def fisher(
     _check_batch_size(batch_size)
     weights = _named(model, parameters)
     examples = _examples(inputs, weights, labels)
-    with _evaluating(model):
+    with evaluating(model):
         squares = _squared_gradients(model, weights, examples)
         return sensitivity(
             squares,
@@ -210,7 +210,7 @@ def calibrate(
             micro_batch=batch_size,
         ).mean()
 
-    with _evaluating(model):
+    with evaluating(model):
         return calibration.calibrate(
             weights,
             score,
@@ -264,15 +264,3 @@ def _squared_gradients(model: nn.Module, weights: Params, examples: Examples) ->
             "returns logits [batch, classes]."
         )
     return SquaredGradients(model, list(weights), sample)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, in which BatchNorm and dropout treat every example by itself."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -86,6 +86,35 @@ def test_tensors_round_trip_bit_for_bit(tensors: dict[str, torch.Tensor]) -> Non
         assert bits(decoded[name]) == bits(value)
 
 
+STATISTICS = {"weight": torch.arange(9.0).view(3, 3), "bias": torch.ones(2)}
+ASKED = replace(TASK, statistics={name: value.to("meta") for name, value in STATISTICS.items()})
+
+
+def test_statistics_travel_beside_the_update_bit_for_bit() -> None:
+    sent = messages.encode_update(replace(UPDATE, statistics=STATISTICS))
+    found = messages.decode_update(ASKED, sent, START)
+    assert found.fault is None
+    assert list(found.statistics) == list(STATISTICS)
+    for name, value in STATISTICS.items():
+        assert bits(found.statistics[name]) == bits(value)
+    assert not messages.decode_update(TASK, sent, START).statistics  # they were not asked for
+
+
+@pytest.mark.parametrize(
+    ("sent", "fault"),
+    [
+        ({}, "its reply is invalid: it has no statistics"),
+        ({"weight": torch.ones(4)}, "in its statistics, it has values of shape (4,) instead of"),
+        ({"weight": torch.ones(11).double()}, "in its statistics, its values are torch.float64"),
+    ],
+)
+def test_statistics_of_another_layout_reject_the_client(sent: Params, fault: str) -> None:
+    content = messages.encode_update(replace(UPDATE, statistics=sent))
+    found = messages.decode_update(ASKED, content, START)
+    assert fault in str(found.fault)
+    assert not found.parameters
+
+
 def test_memory_layout_does_not_matter() -> None:
     value = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
     image = torch.arange(16.0).view(1, 2, 2, 4).to(memory_format=torch.channels_last)

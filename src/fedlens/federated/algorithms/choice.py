@@ -58,6 +58,13 @@ def make_aggregator(
     return partial(Collected, function=partial(choice, **values))
 
 
+def needed_statistic(choice: str | Row | Callable[..., Any]) -> str | None:
+    """What clients must send for an aggregator beside their updates: its row's trait `needs`."""
+    if isinstance(choice, str):
+        choice = aggregator[choice]
+    return choice.traits.get("needs") if isinstance(choice, Row) else None
+
+
 class Collected:
     """A plain function as an aggregator: holds all updates of a round, then calls it."""
 

@@ -35,11 +35,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Slot:
-    """Shared memory for one client: what it has of its own, and the parameters it ends with."""
+    """Shared memory for one client: what it has of its own, and what it ends with.
+
+    `statistics` are those that its trainer computes; empty if it computes none.
+    """
 
     correction: Params
     own: Params
     parameters: Params
+    statistics: Params
 
 
 @dataclass
@@ -79,9 +83,11 @@ class Parallel:
         self.context = torch.multiprocessing.get_context("fork" if forks else "spawn")
         packed, sent = trainer.packed(), trainer.sent()
         own = {name: sent[name] for name in trainer.own_names}
+        statistics = trainer.statistics_layout()
         self.start = _shared(trainer.received())
         self.slots = [
-            Slot(_shared(packed), _shared(own), _shared(sent)) for _ in range(2 * workers)
+            Slot(_shared(packed), _shared(own), _shared(sent), _shared(statistics))
+            for _ in range(2 * workers)
         ]
         self.workers = [self._spawn(number) for number in range(workers)]
 
@@ -101,8 +107,14 @@ class Parallel:
             if first.result is None:
                 self._listen()
                 continue
-            result, parameters = first.result, self.slots[first.slot].parameters
-            yield ClientUpdate(first.task, parameters, result.tally, result.fault)
+            result, slot = first.result, self.slots[first.slot]
+            yield ClientUpdate(
+                first.task,
+                slot.parameters,
+                result.tally,
+                result.fault,
+                statistics={} if result.fault else slot.statistics,
+            )
             free.append(jobs.popleft().slot)
 
     def close(self) -> None:
@@ -133,7 +145,8 @@ class Parallel:
             params.assign(self.slots[job.slot].correction, job.task.correction)
         if job.task.own:
             params.assign(self.slots[job.slot].own, job.task.own)
-        task = replace(job.task, correction=None, own=None)  # those are in shared memory
+        # Workers have all three: two in shared memory, and the layout of statistics.
+        task = replace(job.task, correction=None, own=None, statistics={})
         try:
             worker.pipe.send(
                 (task, job.slot, job.task.correction is not None, job.task.own is not None)
@@ -205,6 +218,8 @@ def _serve(
         try:
             update = trainer.train(task, start)
             params.assign(slots[slot].parameters, update.parameters)
+            if update.statistics:
+                params.assign(slots[slot].statistics, update.statistics)
             pipe.send(Result(update.tally, update.fault))
         except Exception as error:  # whatever it is, the main process raises it
             pipe.send(error)

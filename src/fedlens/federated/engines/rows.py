@@ -97,8 +97,13 @@ def auto(
 
 
 def _vectorised(trainer: Trainer, threads: int) -> Vectorised | None:
-    """Where the model is a linear head on features, trained by SGD in float32."""
+    """Where the model is a linear head on features, trained by SGD in float32.
+
+    Statistics are computed one client at a time, so a trainer that sends some is not batched.
+    """
     training, examples = trainer.training, trainer.examples
+    if trainer.statistic is not None:
+        return None
     if not isinstance(examples, FeatureExamples) or len(trainer.trained) != 2:
         return None
     if not isinstance(training.optimizer, Sgd) or training.step.precision.dtype is not None:

@@ -21,7 +21,7 @@ from fedlens.params import Params
 from fedlens.training.step import Tally
 
 ARRAYS, CONFIG, METRICS, CORRECTION, SETUP = "arrays", "config", "metrics", "correction", "setup"
-VALUES, FAULT = "values", "fault"
+VALUES, FAULT, STATISTICS = "values", "fault", "statistics"
 UNPREPARED = "unprepared"  # the reply of a node that does not have the setup
 
 
@@ -99,6 +99,8 @@ def encode_update(update: ClientUpdate) -> RecordDict:
     content = RecordDict(
         {ARRAYS: encode_tensors(update.parameters), METRICS: MetricRecord(metrics)}
     )
+    if update.statistics:
+        content[STATISTICS] = encode_tensors(update.statistics)
     if update.fault:
         content[CONFIG] = ConfigRecord({FAULT: update.fault})
     return content
@@ -122,9 +124,23 @@ def decode_update(
         if tally.seen <= 0 and not fault:
             raise InvalidMessage("it saw no example")
         parameters = decode_tensors(content.array_records[ARRAYS], like)
-        return ClientUpdate(task, parameters, tally if losses else None, fault)
+        statistics = {} if fault else _decode_statistics(content, task.statistics)
+        tally_sent = tally if losses else None
+        return ClientUpdate(task, parameters, tally_sent, fault, statistics=statistics)
     except (InvalidMessage, KeyError, TypeError) as error:
         return failed_update(task, f"its reply is invalid: {error}")
+
+
+def _decode_statistics(content: RecordDict, layout: Params) -> dict[str, torch.Tensor]:
+    """What the task asked for besides the parameters; anything that it did not is not read."""
+    if not layout:
+        return {}
+    if STATISTICS not in content:
+        raise InvalidMessage("it has no statistics")
+    try:
+        return decode_tensors(content.array_records[STATISTICS], layout)
+    except InvalidMessage as fault:
+        raise InvalidMessage(f"in its statistics, {fault}") from fault
 
 
 def failed_update(task: ClientTask, fault: str) -> ClientUpdate:
