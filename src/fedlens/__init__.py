@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedlens.sparse.model_masks import mask as mask
     from fedlens.sparse.sparse_adamw import SparseAdamW as SparseAdamW
     from fedlens.sparse.sparse_sgd import SparseSGDM as SparseSGDM
+    from fedlens.store.table import load_metrics as load_metrics
     from fedlens.store.table import load_runs as load_runs
 
 # Public name → where it is defined.
@@ -78,6 +79,7 @@ _PUBLIC = {
     "merge": "fedlens.arithmetic.merging:merge",
     # finished runs
     "load_runs": "fedlens.store.table:load_runs",
+    "load_metrics": "fedlens.store.table:load_metrics",
     # rows of one's own
     "Range": "fedlens.registry:Range",
     "aggregator": "fedlens.registry:aggregator",
