@@ -41,6 +41,7 @@ class Experiment:
     """All that heads, masks and training loops need."""
 
     model: Classifier
+    backbone: nn.Module  # also where the model is its head alone, on cached features
     train: Examples
     partition: Partition | None  # of `train` over the clients; None: no clients
     class_counts: torch.Tensor  # [K, C]: how many examples of each class each client holds
@@ -167,6 +168,7 @@ def build(
 
     return Experiment(
         model=Classifier(nn.Identity() if on_features else backbone, head),
+        backbone=backbone,
         train=train,
         partition=data.partition,
         class_counts=data.class_counts,
