@@ -333,3 +333,24 @@ def test_an_earlier_export_of_the_run_and_an_empty_folder_are_replaced(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     for path in target.iterdir():
         assert path.read_bytes() == (exported.model / path.name).read_bytes()
+
+
+def test_the_page_works_as_printed(
+    make: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = make("vit of timm")
+    shutil.copytree(exported.folder.path.parent, tmp_path / "runs")
+    shutil.copytree(exported.model, tmp_path / "my_model")
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "results.md"
+    blocks = [part.split("```")[0] for part in page.read_text("utf-8").split("```python\n")[1:]]
+    pixels, _ = exported.split("test")
+    names: dict[str, Any] = {"pixels": pixels}
+    exec("\n".join(blocks), names)
+    result = exported.folder.result
+    assert result is not None
+    assert names["final"]["mean"].iloc[0] == result["test"]["top1"]
+    assert list(names["curves"]["round"]) == [0, 1, 2][-len(names["curves"]) :]
+    assert len(names["names"]) == len(pixels)
+    inputs = names["model"].preprocess(pixels)
+    assert torch.allclose(names["same"].eval()(inputs), names["logits"], atol=1e-5)

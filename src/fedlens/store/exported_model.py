@@ -18,6 +18,7 @@ from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
 from fedlens.files import TEMPORARY, clear_partials, read_json, replacing, sha256, write_json
 from fedlens.models import backbones, heads
+from fedlens.models.backbones import Channels
 from fedlens.models.classifier import Classifier
 from fedlens.params import Params
 
@@ -79,33 +80,15 @@ def load_model(
             f"{about.get('version')}."
         )
     tensors = _read_tensors(folder / TENSORS, _value(about, "sha256", str, folder))
-    classifiers = [f"{name}." for name in _value(about, "classifier", list, folder)]
-    name, resolution = (
-        _value(about, "backbone", str, folder),
-        _value(about, "resolution", int, folder),
-    )
-    names = _value(config, "label_names", list, folder)
+    name = _value(about, "backbone", str, folder)
+    resolution = _value(about, "resolution", int, folder)
     cfg = _value(config, "pretrained_cfg", dict, folder)
-    mean, std = (_value(cfg, key, list, folder) for key in ("mean", "std"))
-    if len(mean) != 3 or len(std) != 3 or not classifiers:
-        raise FedlensError(f"{folder / CONFIG} is damaged: its mean, std or classifier is short.")
-
-    weight, bias = (tensors.get(f"{classifiers[0]}{part}") for part in ("weight", "bias"))
-    if weight is None or bias is None or len(weight) != len(names):
-        raise FedlensError(
-            f"{folder / TENSORS} has no classifier {classifiers[0][:-1]} of {len(names)} classes: "
-            "export the model again."
-        )
-    module = _build(folder, name, resolution, backbone)
-    head = heads.linear(weight[0].numel(), len(weight), seed=0)
-    pipeline = Pipeline(resolution, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))
-    model = ExportedModel(module, head, pipeline, config)
-    state = {
-        **{f"backbone.{key}": value for key, value in tensors.items()
-           if not key.startswith(tuple(classifiers))},
-        "head.weight": weight.flatten(1),  # some models of timm classify by a 1×1 convolution
-        "head.bias": bias,
-    }  # fmt: skip
+    pipeline = Pipeline(resolution, _channels(cfg, "mean", folder), _channels(cfg, "std", folder))
+    weight, bias, rest = _split(config, tensors, folder)
+    head = heads.linear(weight.shape[1], len(weight), seed=0)
+    model = ExportedModel(_build(folder, name, resolution, backbone), head, pipeline, config)
+    state = {f"backbone.{key}": value for key, value in rest.items()}
+    state |= {"head.weight": weight, "head.bias": bias}
     if fault := params.mismatch(model.state_dict(), state):
         fault = fault.replace("backbone.", "")
         raise FedlensError(f"{folder / TENSORS} does not fit the backbone {name}: {fault}.")
@@ -146,6 +129,24 @@ def write(folder: Path, tensors: Params, config: Mapping[str, Any], card: str) -
         (temporary / CARD).write_text(card, encoding="utf-8", newline="\n")
         # safetensors lets only its owner read a file, whatever the umask says.
         (temporary / TENSORS).chmod((temporary / CARD).stat().st_mode)
+
+
+def _split(
+    config: Mapping[str, Any], tensors: Params, folder: Path
+) -> tuple[torch.Tensor, torch.Tensor, Params]:
+    """The head's weight [C, D] and bias, and the backbone's tensors."""
+    names = _value(config, "label_names", list, folder)
+    classifiers = _value(config["fedlens"], "classifier", list, folder)
+    prefixes = tuple(f"{name}." for name in classifiers)
+    first = str(next(iter(classifiers), ""))  # several have the same content
+    weight, bias = (tensors.get(f"{first}.{part}") for part in ("weight", "bias"))
+    if weight is None or bias is None or weight.ndim < 2 or len(weight) != len(names):
+        raise FedlensError(
+            f"{folder / TENSORS} has no classifier {', '.join(map(str, classifiers))} of "
+            f"{len(names)} classes: export the model again."
+        )
+    rest = {name: value for name, value in tensors.items() if not name.startswith(prefixes)}
+    return weight.flatten(1), bias, rest  # some of timm's classifiers are 1×1 convolutions
 
 
 def _build(
@@ -192,6 +193,15 @@ def _value(values: Mapping[str, Any], key: str, kind: type[T], folder: Path) -> 
             f"{folder / CONFIG} is damaged: '{key}' is {value!r}. Export the model again."
         )
     return value
+
+
+def _channels(values: Mapping[str, Any], key: str, folder: Path) -> Channels:
+    numbers = _value(values, key, list, folder)
+    if len(numbers) != 3 or not all(isinstance(number, int | float) for number in numbers):
+        raise FedlensError(
+            f"{folder / CONFIG} is damaged: '{key}' is not three numbers. Export the model again."
+        )
+    return float(numbers[0]), float(numbers[1]), float(numbers[2])
 
 
 def _read_tensors(path: Path, expected_sha256: str) -> dict[str, torch.Tensor]:
