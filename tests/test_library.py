@@ -678,6 +678,7 @@ BAD_CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fl.SparseSGDM(LAYER.named_parameters(), lr=0.1, masks={"w": torch.ones(1) > 0}), "w"
     ),
     "load runs": (lambda: fl.load_runs("no/such/folder"), "no/such/folder"),
+    "load metrics": (lambda: fl.load_metrics("no/such/folder"), "no/such/folder"),
     "row": (lambda: fl.aggregator["medain"], "median"),
 }  # fmt: skip
 

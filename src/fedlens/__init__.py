@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from fedlens.sparse.model_masks import mask as mask
     from fedlens.sparse.sparse_adamw import SparseAdamW as SparseAdamW
     from fedlens.sparse.sparse_sgd import SparseSGDM as SparseSGDM
+    from fedlens.store.exported_model import load_model as load_model
+    from fedlens.store.table import load_metrics as load_metrics
     from fedlens.store.table import load_runs as load_runs
 
 # Public name → where it is defined.
@@ -82,6 +84,8 @@ _PUBLIC = {
     "input_moments": "fedlens.arithmetic.input_moments:input_moments",
     # finished runs
     "load_runs": "fedlens.store.table:load_runs",
+    "load_metrics": "fedlens.store.table:load_metrics",
+    "load_model": "fedlens.store.exported_model:load_model",
     # rows of one's own
     "Range": "fedlens.registry:Range",
     "aggregator": "fedlens.registry:aggregator",

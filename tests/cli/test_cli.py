@@ -20,7 +20,9 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["ls"], ["config", "rows"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["ls"], ["ls", "--json"], ["ls", "--csv"], ["config", "rows"]]
+)
 def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     program = (
         f"import sys; sys.argv = ['fedlens', *{words!r}]\n"

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
+from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out, print_csv, print_json
+from fedlens.errors import FedlensError
 from fedlens.store.run_folder import RunFolder, find_run, runs
 
 app = typer.Typer()
@@ -45,20 +46,50 @@ def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> No
 
 
 @app.command()
-def ls(root: Root = RUNS) -> None:
-    """List runs with their states and main metrics."""
+def ls(
+    root: Root = RUNS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of objects.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+) -> None:
+    """List runs with their states and main metrics.
+
+    `--json` and `--csv` print one entry for each run, with the columns of `fl.load_runs`; what a
+    run does not have is null, or empty.
+    """
+    if as_json and as_csv:
+        raise FedlensError("--json and --csv exclude each other: choose one.")
+    folders = runs(root)
+    if as_json or as_csv:
+        from fedlens.store.table import COLUMNS, run_row
+
+        rows = [run_row(folder) for folder in folders]
+        print_json(rows) if as_json else print_csv(rows, COLUMNS)
+        return
     from fedlens.reporting.terminal.runs import runs_table
 
-    folders = runs(root)
     out.print(runs_table(folders) if folders else f"There are no runs in {root} yet.")
 
 
 @app.command()
-def show(which: RunName, root: Root = RUNS) -> None:
-    """Show one run: result, provenance, learning curve."""
+def show(
+    which: RunName,
+    root: Root = RUNS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print its records as JSON.")] = False,
+) -> None:
+    """Show one run: result, provenance, learning curve.
+
+    `--json` prints one object: name, state, error, path, config, manifest, result, partition,
+    metrics and test_curve. A record that the run does not have is null, or an empty list.
+    """
+    folder = find_run(which, root)
+    if as_json:
+        from fedlens.store.table import run_record
+
+        print_json(run_record(folder))
+        return
     from fedlens.reporting.terminal.runs import run_page
 
-    out.print(run_page(find_run(which, root)))
+    out.print(run_page(folder))
 
 
 @app.command()

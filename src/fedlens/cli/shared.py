@@ -1,7 +1,11 @@
-"""The console and the arguments that all commands share."""
+"""The console, what programs read from it, and the arguments that all commands share."""
 
+import csv
+import json
+import math
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,3 +30,23 @@ RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's folder, name, or part of its name.")
 ]
 RUNS = Path("runs")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, in ASCII; infinite numbers, which JSON lacks, become text."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False, default=str))
+
+
+def print_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A header and the rows on stdout; what is None is empty."""
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -47,6 +47,7 @@ class Experiment:
     """All that heads, masks and training loops need."""
 
     model: Classifier
+    backbone: nn.Module  # also where the model is its head alone, on cached features
     train: Examples
     partition: Partition | None  # of `train` over the clients; None: no clients
     class_counts: torch.Tensor  # [K, C]: how many examples of each class each client holds
@@ -184,6 +185,7 @@ def build(
         log.info("%d BatchNorm layers: %s", len(layers), _batch_norm_sentence(config))
     return Experiment(
         model=model,
+        backbone=backbone,
         train=train,
         partition=data.partition,
         class_counts=data.class_counts,

@@ -11,6 +11,7 @@ from fedlens.config.compose import row_of
 from fedlens.config.labels import labels
 from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
+from fedlens.registry import backbone
 from fedlens.sparse.masks import Masks
 from fedlens.store import manifest
 from fedlens.store.run_folder import RunFolder
@@ -25,7 +26,7 @@ def setting(config: Config) -> dict[str, Any]:
         "experiment": config.experiment,
         "labels": shown,
         "data": config.data.name,
-        "backbone": config.backbone.name,
+        "backbone": backbone.spelled(config.backbone),
         "resolution": config.backbone.resolution,
         "pretrained": config.backbone.pretrained,
         "seed": config.seed,

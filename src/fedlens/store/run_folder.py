@@ -56,9 +56,12 @@ class Journal:
             return []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
         try:
-            return [json.loads(line) for line in lines]
+            records = [json.loads(line) for line in lines]
         except ValueError as error:
             raise FedlensError(f"{self.path} has a line that is not JSON ({error}).") from error
+        if not all(isinstance(record, dict) for record in records):
+            raise FedlensError(f"{self.path} has a line that is not a record.")
+        return records
 
     def last(self) -> dict[str, Any] | None:
         """The last complete line, read from the end of the file; None if there is none."""
@@ -124,7 +127,7 @@ class RunFolder:
     def failure(self) -> str | None:
         """Why the last session failed, if it did."""
         failure = self._json("failure.json")
-        return None if failure is None else str(failure["message"])
+        return None if failure is None else str(failure.get("message"))
 
     def read_config(self) -> dict[str, Any]:
         """config.yaml as nested dictionaries."""
@@ -191,7 +194,9 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        value: dict[str, Any] = read_json(path)
+        value = read_json(path)
+        if not isinstance(value, dict):
+            raise FedlensError(f"{path} is not a record: it has no names of values.")
         return value
 
 

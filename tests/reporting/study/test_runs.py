@@ -7,7 +7,9 @@ import yaml
 
 from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
-from fedlens.reporting.study.runs import identity, read, setting
+from fedlens.files import write_json
+from fedlens.reporting.study.runs import identity, read, repetitions, setting
+from fedlens.store.run_folder import RunFolder
 from tests.reporting import run_records
 from tests.reporting.run_records import (
     CENTRAL,
@@ -232,3 +234,25 @@ def test_validation_is_a_mean_only_where_every_seed_has_it(tmp_path: Path) -> No
     assert methods_of(tmp_path)[0].validation == pytest.approx(50.0)
     run_records.edit(other / "result.json", "validation", None)
     assert methods_of(tmp_path)[0].validation is None
+
+
+def test_repetitions_differ_in_their_seed_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_run(tmp_path, seed=1, test=0.5)
+    write_run(tmp_path, seed=0, test=0.25)
+    write_run(tmp_path, {"threads": 7}, seed=2, test=0.75)
+    write_run(tmp_path, {"train.lr": 0.5}, seed=3)  # another method
+    write_run(tmp_path, seed=1, test=0.9, name="the same seed again")
+    unfinished = write_run(tmp_path, seed=4)
+    (unfinished / "result.json").unlink()
+    other_data = write_run(tmp_path, seed=5)
+    manifest = RunFolder(other_data).manifest or {}
+    inputs = {**manifest["inputs"], "data": "other"}
+    write_json(other_data / "manifest.json", {**manifest, "inputs": inputs})
+    found = repetitions(RunFolder(folder))
+    assert [(run.seed, run.test) for run in found] == [(0, 25.0), (1, 50.0), (2, 75.0)]
+    assert not caplog.records
+    (write_run(tmp_path, seed=6, name="damaged") / "result.json").write_text("{")
+    assert len(repetitions(RunFolder(folder))) == 3
+    assert "damaged is left out" in caplog.text

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedlens.reporting.study.statistics import Estimate, difference, estimate, holm, significant
+from fedlens.reporting.study.statistics import (
+    Estimate,
+    difference,
+    estimate,
+    holm,
+    proportion,
+    significant,
+)
 
 VALUES = st.lists(st.integers(0, 10_000).map(lambda n: n / 100), min_size=2, max_size=8)
 P_VALUES = st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=8)
@@ -120,3 +127,19 @@ def test_holm_never_asks_more_than_bonferroni(p_values: dict[str, float]) -> Non
 )
 def test_three_seeds_and_a_small_p_decide(corrected: float | None, count: int, told: bool) -> None:
     assert significant(corrected, count) is told
+
+
+def test_wilsons_interval_by_hand() -> None:
+    """8 of 10: centre (0.8 + z²/20) / (1 + z²/10) = 0.716740, half-width 0.226570."""
+    assert proportion(0.8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert proportion(0.0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)  # z² / (n + z²)
+    assert proportion(1.0, 10) == pytest.approx((1 - 0.277533, 1.0), abs=1e-6)
+    with pytest.raises(ValueError, match="at least one trial"):
+        proportion(0.5, 0)
+
+
+@given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilsons_interval_is_scipys(counts: tuple[int, int]) -> None:
+    hits, count = counts
+    expected = stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
+    assert proportion(hits / count, count) == pytest.approx((expected.low, expected.high), abs=1e-9)

@@ -5,6 +5,7 @@ averaged within a method and compared within a setting. Accuracies are in percen
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,7 +19,9 @@ from fedlens.errors import FedlensError
 from fedlens.files import read_json
 from fedlens.registry import dataset
 from fedlens.reporting.study.statistics import Estimate, estimate
-from fedlens.store.run_folder import RunFolder, find_runs
+from fedlens.store.run_folder import RunFolder, find_runs, runs
+
+log = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
@@ -179,6 +182,30 @@ def read(places: Iterable[Path]) -> Study:
         ordered = tuple(sorted(alike, key=lambda run: (run.seed, run.name)))
         settings.setdefault(where, []).append(Method(ordered))
     return Study(settings, unfinished)
+
+
+def repetitions(folder: RunFolder) -> list[Run]:
+    """This run and the finished runs beside it that differ from it in the seed alone, by seed.
+
+    A run that cannot be read is left out and logged.
+    """
+    one = _read(folder, folder.result or {})
+    alike = {one.seed: one}
+    for other in runs(folder.path.resolve().parent):
+        if other.name == folder.name:
+            continue
+        try:
+            result = other.result
+            if result is None or result.get("test") is None or result["seed"] in alike:
+                continue
+            run = _read(other, result)
+            if identity(run.config) == identity(one.config) and (
+                run.manifest["inputs"] == one.manifest["inputs"]
+            ):
+                alike[run.seed] = run
+        except (FedlensError, KeyError) as error:
+            log.warning("%s is left out: %s", other.name, error)
+    return [alike[seed] for seed in sorted(alike)]
 
 
 def setting(run: Run) -> str:

@@ -1,12 +1,13 @@
 """Statistics over seeds: mean ± t · s / √n (Student), paired differences, Holm's correction.
 
 Differences are taken seed by seed, so an effect of the seed on both methods cancels. Holm (1979):
-the k-th smallest of m p-values is multiplied by m − k + 1.
+the k-th smallest of m p-values is multiplied by m − k + 1. One accuracy: Wilson (1927).
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 CONFIDENCE = 0.95  # of every interval
@@ -44,6 +45,17 @@ def estimate(values: Sequence[float]) -> Estimate:
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     quantile = float(_student().ppf((1 + CONFIDENCE) / 2, count - 1))
     return Estimate(mean, deviation, quantile * deviation / math.sqrt(count), count)
+
+
+def proportion(share: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share of `count` independent trials, such as an accuracy."""
+    if count < 1:
+        raise ValueError("an interval needs at least one trial")
+    z2 = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) ** 2
+    centre = share + z2 / (2 * count)
+    half = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2)))
+    scale = 1 + z2 / count
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
