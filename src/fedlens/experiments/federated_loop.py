@@ -90,7 +90,9 @@ class FederatedLoop:
             seed=settings.seed,
         )
         in_training_layout(experiment.model)
-        self.states = ClientStates(folder.path / "clients", experiment.device)
+        self.states = ClientStates(
+            folder.path / "clients", params.float64_device(experiment.device)
+        )
         self.server = self.algorithm.init(
             trainable_parameters(experiment.model), masks=experiment.masks, memory=self.states
         )
@@ -177,7 +179,7 @@ class FederatedLoop:
         self.server = replace(
             server,
             round=checkpoint.state["round"],  # may be one that is not evaluated yet
-            trained=params.copy(packed),
+            trained=params.with_float64(params.copy(packed)),
             moments={
                 kind: _loaded(values, f"{MOMENTS}{kind}/", tensors)
                 for kind, values in server.moments.items()
