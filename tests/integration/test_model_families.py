@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "Swin": (
         "swin_tiny_patch4_window7_224",
-        {"window_size": 2, "embed_dim": 4, "depths": (1, 1, 2, 1), "num_heads": (1, 1, 2, 2)},
+        {"window_size": 2, "embed_dim": 8, "depths": (1, 1, 2, 1), "num_heads": (1, 1, 2, 2)},
         5,
     ),
     "ConvNeXt": ("convnext_atto", {"depths": (1, 1, 2, 1), "dims": (8, 8, 16, 16)}, 5),
