@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 
 Params = Mapping[str, torch.Tensor]
+NO_FLOAT64 = ("mps",)  # devices without that type
 
 
 def digest(params: Params) -> str:
@@ -25,6 +26,21 @@ def copy(params: Params) -> dict[str, torch.Tensor]:
 
 def zeros_like(params: Params, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(value, dtype=dtype) for name, value in params.items()}
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """The device for sums in float64: this one, or the CPU if it has none."""
+    return torch.device("cpu") if device.type in NO_FLOAT64 else device
+
+
+def with_float64(params: Params) -> dict[str, torch.Tensor]:
+    """The same tensors, on the CPU where their device has no float64."""
+    return {name: value.to(float64_device(value.device)) for name, value in params.items()}
+
+
+def double(value: torch.Tensor) -> torch.Tensor:
+    """In float64, without a gradient, on the CPU where the device has no float64."""
+    return value.detach().to(float64_device(value.device)).double()
 
 
 def assign(target: Params, source: Params) -> None:

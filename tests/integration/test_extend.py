@@ -62,7 +62,7 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
         {"partition": "sorted into 4 blocks"},
     ),
     "backbone": (
-        ["backbone=small_resnet", "backbone.width=4", "backbone.pretrained=null"],
+        ["backbone=small_resnet", "backbone.width=16", "backbone.pretrained=null"],
         {"backbone": "small_resnet"},
     ),
     "head": (["head=shrunken_means", "head.shrink=0.2"], {"head": "shrunken class means"}),

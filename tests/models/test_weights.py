@@ -1,4 +1,5 @@
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import get_hf_file_metadata
 from safetensors.torch import save_file
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import create_model
@@ -235,6 +237,29 @@ def test_without_a_network_one_sentence_says_what_to_do(nowhere: Path) -> None:
     ):
         assert hint in text
     assert "downloading is off" in message(lambda: weights.find(DINO, download=False))
+
+
+def test_a_network_that_does_not_answer_is_given_up(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking up a name may block for long, whatever the request's own timeout is."""
+    assert weights.TIMEOUT_S < 10
+    monkeypatch.setattr(weights, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(weights, "get_hf_file_metadata", lambda *_, **__: time.sleep(3))
+    began = time.monotonic()
+    assert "no answer from the hub within 0.2 s" in message(lambda: weights.find(DINO))
+    assert time.monotonic() - began < 2
+
+
+def test_a_host_that_refuses_is_reported_at_once(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "get_hf_file_metadata", get_hf_file_metadata)
+    monkeypatch.setattr(weights, "hf_hub_url", lambda *_: "http://127.0.0.1:9/model.safetensors")
+    began = time.monotonic()
+    text = message(lambda: weights.find(DINO))
+    assert "could not be downloaded" in text
+    assert time.monotonic() - began < 10
 
 
 def test_the_order_in_which_places_are_searched(

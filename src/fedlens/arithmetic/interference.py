@@ -12,7 +12,7 @@ import torch
 
 from fedlens.arithmetic.task_vectors import applied, composed, same_space
 from fedlens.errors import FedlensError
-from fedlens.params import Params
+from fedlens.params import Params, double
 
 Matrix = list[list[float | None]]
 Predict = Callable[[Params], tuple[torch.Tensor, torch.Tensor]]
@@ -64,7 +64,7 @@ def _products(
     same_space(*vectors)
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for name in vectors[0]:
-        rows = of(torch.stack([vector[name].detach().double().reshape(-1) for vector in vectors]))
+        rows = of(torch.stack([double(vector[name]).reshape(-1) for vector in vectors]))
         total += (rows @ rows.T).cpu()
     products: list[list[float]] = total.tolist()
     return products

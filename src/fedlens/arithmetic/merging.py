@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlens.arithmetic.task_vectors import same_space
 from fedlens.errors import FedlensError
-from fedlens.params import Params, mismatch
+from fedlens.params import Params, double, mismatch
 from fedlens.registry import Range, Row, merge_method
 from fedlens.rng import Stream
 
@@ -105,7 +105,7 @@ def merge(
     merged = method(*arguments, **parameters)
     if fault := mismatch(vectors[0], merged):
         raise FedlensError(f"The merged vector does not fit the vectors: {fault}.")
-    return {name: merged[name].double() * scale for name in vectors[0]}
+    return {name: double(merged[name]) * scale for name in vectors[0]}
 
 
 def check_statistics(
@@ -304,7 +304,7 @@ def _combined(
     """Combines the vectors tensor by tensor, in float64, without the entries that are not kept."""
     merged = {}
     for name in vectors[0]:
-        values = [vector[name].detach().double() for vector in vectors]
+        values = [double(vector[name]) for vector in vectors]
         if kept is not None:
             values = [value * mask[name] for value, mask in zip(values, kept, strict=True)]
         merged[name] = combine(values, weights)

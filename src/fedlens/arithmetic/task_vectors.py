@@ -37,7 +37,7 @@ def task_vector(base: nn.Module | Params, tuned: nn.Module | Params) -> Vector:
     """
     base, tuned = _parameters(base, like=tuned), _parameters(tuned, like=base)
     same_space(base, tuned)
-    return {name: _double(tuned[name]) - _double(value) for name, value in base.items()}
+    return {name: params.double(tuned[name]) - params.double(value) for name, value in base.items()}
 
 
 def apply_task_vector(model: nn.Module, vector: Params, *, scale: float = 1.0) -> None:
@@ -80,7 +80,7 @@ def _parameters(source: nn.Module | Params, like: nn.Module | Params) -> Params:
 
 
 def scaled(vector: Params, alpha: float) -> Vector:
-    return {name: _double(value) * alpha for name, value in vector.items()}
+    return {name: params.double(value) * alpha for name, value in vector.items()}
 
 
 def negated(vector: Params) -> Vector:
@@ -114,9 +114,11 @@ def applied(base: Params, vector: Params, alpha: float = 1.0) -> Vector:
     same_space(base, vector)
     edited = {}
     for name, value in base.items():
-        start, step = value.detach(), _double(vector[name]) * alpha
-        moved = (start.double() + step).to(value.dtype)
-        edited[name] = torch.where(step == 0, start, moved)  # −0.0 + 0.0 would lose its sign
+        start, step = params.double(value), params.double(vector[name]) * alpha
+        moved = (start + step).to(value.dtype)
+        edited[name] = torch.where(
+            step == 0, start.to(value.dtype), moved
+        )  # −0.0 + 0.0 would lose its sign
     return edited
 
 
@@ -124,20 +126,20 @@ def lerp(base: Params, tuned: Params, alpha: float) -> Vector:
     """base + α(tuned − base), the straight line through both models and beyond, exact at both."""
     same_space(base, tuned)
     return {
-        name: torch.lerp(_double(value), _double(tuned[name]), alpha).to(value.dtype)
+        name: torch.lerp(params.double(value), params.double(tuned[name]), alpha).to(value.dtype)
         for name, value in base.items()
     }
 
 
 def flat(vector: Params) -> torch.Tensor:
     """All entries in one row, tensors in the order of their names."""
-    return torch.cat([_double(vector[name]).reshape(-1) for name in sorted(vector)])
+    return torch.cat([params.double(vector[name]).reshape(-1) for name in sorted(vector)])
 
 
 def dot(first: Params, second: Params) -> float:
     same_space(first, second)
     return math.fsum(
-        torch.dot(_double(value).reshape(-1), _double(second[name]).reshape(-1)).item()
+        torch.dot(params.double(value).reshape(-1), params.double(second[name]).reshape(-1)).item()
         for name, value in first.items()
     )
 
@@ -157,7 +159,3 @@ def same_space(first: Params, *others: Params) -> None:
     for other in others:
         if fault := params.mismatch(first, other):
             raise ValueError(fault)
-
-
-def _double(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().double()

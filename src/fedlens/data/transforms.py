@@ -117,4 +117,4 @@ def resize_weights(size: int, resolution: int, device: torch.device) -> torch.Te
         resized = F.interpolate(
             identity, (resolution, size), mode="bicubic", antialias=True, align_corners=False
         )
-        return resized.view(resolution, size).to(device, torch.float32)
+        return resized.view(resolution, size).float().to(device)

@@ -100,7 +100,9 @@ class FederatedLoop:
             statistics=_statistics_layout(settings.statistic, experiment),
             seed=settings.seed,
         )
-        self.states = ClientStates(folder.path / "clients", experiment.device)
+        self.states = ClientStates(
+            folder.path / "clients", params.float64_device(experiment.device)
+        )
         self.server = self.algorithm.init(
             trainable_parameters(model),
             masks=experiment.masks,
@@ -192,8 +194,8 @@ class FederatedLoop:
         self.server = replace(
             server,
             round=checkpoint.state["round"],  # may be one that is not evaluated yet
-            trained=params.copy(packed),
-            carried=params.copy(classifier.carried(model, model.batch_norm)),
+            trained=params.with_float64(params.copy(packed)),
+            carried=params.with_float64(params.copy(classifier.carried(model, model.batch_norm))),
             moments={
                 kind: _loaded(values, f"{MOMENTS}{kind}/", tensors)
                 for kind, values in server.moments.items()

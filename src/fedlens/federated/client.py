@@ -129,7 +129,8 @@ class Trainer:
     def train(self, task: ClientTask, parameters: Params) -> ClientUpdate:
         training, optimizer = self.training, self.optimizer
         assert optimizer is not None
-        parameters = {**parameters, **(task.own or {})}
+        received = {**parameters, **(task.own or {})}
+        parameters = {name: value.to(self.device) for name, value in received.items()}
         self._load(parameters)
         optimizer.state.clear()  # every client begins with momentum 0
         set_lr(optimizer, task.lr)
@@ -178,7 +179,7 @@ class Trainer:
                 weights = self.packing.taken(name, parameter)
                 add_proximal_term(gradient, weights, start[name], self.training.proximal)
             if correction:
-                gradient.add_(correction[name])
+                gradient.add_(correction[name].to(self.device))
             parameter.grad = self.packing.spread(name, gradient, parameter)
 
 

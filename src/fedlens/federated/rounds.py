@@ -211,7 +211,7 @@ class FederatedAlgorithm:
         if self.control and self.population is None:
             raise FedlensError("SCAFFOLD needs `population`, the number of all clients.")
         packing = Packing(parameters, masks or {})
-        trained = params.copy(packing.pack(parameters))
+        trained = params.with_float64(params.copy(packing.pack(parameters)))
         return ServerState(
             round=0,
             trained=trained,
@@ -220,7 +220,7 @@ class FederatedAlgorithm:
             moments=self.server.init(trained),
             control=params.zeros_like(trained) if self.control else None,
             clients=(memory or InMemory()) if self.control or self.own else None,
-            carried=params.copy(carried or {}),
+            carried=params.with_float64(params.copy(carried or {})),
         )
 
     def apply(
@@ -352,6 +352,7 @@ class _RoundUpdates:
     def add(self, update: ClientUpdate) -> bool:
         """Whether the update was accepted."""
         task, local = update.task, self.algorithm.local
+        update = replace(update, parameters=params.with_float64(update.parameters))
         norm = math.nan
         fault = update.fault or params.mismatch(self.expected, update.parameters)
         if not fault:

@@ -141,6 +141,8 @@ def find(choice: str | RowSettings) -> Backbone:
         name = f"{timm_models.PREFIX}{known['full_name']}"
     elif row.function is not None:
         known = {"files": (f"{row.name}.safetensors", f"{row.name}.pth"), "classifier": (), **known}
+    if settings.resolution is not None:
+        known = {**known, "resolution": settings.resolution}
     return Backbone(
         name=name,
         build=partial(_build, row, name, own, settings.features),

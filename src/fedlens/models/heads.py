@@ -44,7 +44,7 @@ class Statistics:
         labels = labels.cpu()
         for start in range(0, len(labels), chunk):
             rows = slice(start, start + chunk)
-            x = features[rows].detach().to("cpu", torch.float64)
+            x = features[rows].detach().cpu().double()
             xtx.addmm_(x.T, x)
             class_sums.index_add_(0, labels[rows], x)
         counts = torch.bincount(labels, minlength=classes).double()
@@ -225,7 +225,7 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
     Searched over log s between bounds: for logits that separate all samples s would be infinite.
     """
-    shifted = logits.detach().to("cpu", torch.float64)
+    shifted = logits.detach().cpu().double()
     shifted = shifted - shifted.max(1, keepdim=True).values
     truth = shifted.gather(1, labels.cpu()[:, None])[:, 0]
 

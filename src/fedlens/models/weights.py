@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import torch
@@ -31,7 +32,7 @@ from fedlens.models.backbones import Backbone
 from fedlens.models.module_features import FeatureModule
 
 HUB_FILE = "model.safetensors"
-TIMEOUT_S = 10  # of the first request, so that a missing network is reported soon
+TIMEOUT_S = 8.0  # for the hub's first answer, so that a missing network is reported soon
 WRAPPERS = ("state_dict", "model", "teacher")
 PREFIXES = ("module.", "backbone.")
 
@@ -183,10 +184,33 @@ def _download(row: Backbone) -> Path:
         raise _unavailable(row, "none are published")
     try:
         # One request before the download, whose retries would take half a minute to fail.
-        get_hf_file_metadata(hf_hub_url(row.repository, HUB_FILE), timeout=TIMEOUT_S)
+        _await_answer(hf_hub_url(row.repository, HUB_FILE))
         return Path(hf_hub_download(row.repository, HUB_FILE, etag_timeout=TIMEOUT_S))
     except Exception as error:  # the hub's client has changed its HTTP library more than once
         raise _unavailable(row, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _await_answer(url: str) -> None:
+    """Asks the hub for the file; raises what went wrong, or a timeout.
+
+    The client's own timeout holds for each address and not for looking up the host's name, so the
+    request is left to a thread.
+    """
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(url, timeout=TIMEOUT_S)
+        except Exception as error:
+            failures.append(error)
+
+    request = Thread(target=ask, daemon=True)  # does not keep the process alive
+    request.start()
+    request.join(TIMEOUT_S)
+    if request.is_alive():
+        raise TimeoutError(f"no answer from the hub within {TIMEOUT_S:g} s")
+    if failures:
+        raise failures[0]
 
 
 def _unavailable(row: Backbone, reason: str) -> FedlensError:

@@ -97,9 +97,10 @@ def sensitivity(
 
         def targets(logits: torch.Tensor, part: slice = part) -> list[torch.Tensor]:
             scores = TARGETS[target](logits)
-            p = logits.detach().to("cpu", torch.float64).softmax(1)
+            p = logits.detach().cpu().double().softmax(1)
             return [
-                scores.gather(1, classes[:, None].to(scores.device))[:, 0] * weights.to(scores)
+                scores.gather(1, classes[:, None].to(scores.device))[:, 0]
+                * weights.to(scores.dtype).to(scores.device)
                 for drawn in uniform
                 for classes, weights in LABELS[labels](p, truth[part], drawn[part])
             ]
@@ -107,7 +108,7 @@ def sensitivity(
         squares.add(examples.batch(index[part]), targets)
         if progress is not None:
             progress(min(start + micro_batch, len(index)), len(index))
-    sums = {name: total.to("cpu", torch.float64) for name, total in squares.sums.items()}
+    sums = {name: total.cpu().double() for name, total in squares.sums.items()}
     for name, total in sums.items():
         if not total.isfinite().all():
             raise FedlensError(

@@ -66,7 +66,7 @@ def layer(name: str, *, prefix: str = "") -> str:
 
     `prefix` is the path of the backbone, and is ignored.
     """
-    local = name.removeprefix(prefix)
+    local = _local(name, prefix)
     if _EMBEDDING.match(local):
         return "embedding"
     if block := _BLOCK.match(local):
@@ -79,11 +79,16 @@ def layer(name: str, *, prefix: str = "") -> str:
 
 def pieces(name: str, parameters: Params, *, prefix: str = "") -> dict[str, slice]:
     """The rows of a parameter by kind, one of `KINDS`; a bias has its matrix's kind."""
-    local = name.removeprefix(prefix)
+    local = _local(name, prefix)
     if _FUSED.match(local):
         third = parameters[name].shape[0] // 3
         return {kind: slice(i * third, (i + 1) * third) for i, kind in enumerate("qkv")}
     return {_kind(local, group(name, parameters)): slice(None)}
+
+
+def _local(name: str, prefix: str) -> str:
+    """Without the paths of the backbone and of the module that its features are found in."""
+    return name.removeprefix(prefix).removeprefix("module.")
 
 
 def _kind(local: str, which: str) -> str:

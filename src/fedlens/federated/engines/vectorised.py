@@ -91,7 +91,8 @@ class Group:
 
     @torch.no_grad()
     def train(self, parameters: Params) -> list[ClientUpdate]:
-        start = [parameters[name] for name in self.names]
+        device = self.examples.features.device
+        start = [parameters[name].to(device) for name in self.names]
         sgd = self.optimizer
         count = len(self.ranked)
         heads = [value.expand(count, *value.shape).clone() for value in start]
@@ -171,7 +172,10 @@ class Group:
 
     def _corrections(self) -> list[torch.Tensor] | None:
         terms = [task.correction for task in self.ranked if task.correction]
-        return [torch.stack([one[name] for one in terms]) for name in self.names] if terms else None
+        if not terms:
+            return None
+        device = self.examples.features.device
+        return [torch.stack([one[name] for one in terms]).to(device) for name in self.names]
 
     def _batches(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions in the training set [J, M, B], and how many of them are real [J, M].
