@@ -24,6 +24,7 @@ from fedlens.experiments.provenance import setting
 from fedlens.models import backbones, heads
 from fedlens.models.backbones import Backbone
 from fedlens.models.classifier import Classifier
+from fedlens.registry import backbone as backbone_registry
 from fedlens.store.analysis_records import require_result
 
 HEAD, OTHER_HEAD = "head", "fedlens_head"  # names of the head in a model that timm does not know
@@ -180,6 +181,8 @@ def _config(
             **setting(config),
             "version": version("fedlens"),
             "backbone": row.name,
+            "own_backbone": backbone_registry[config.backbone.name].function is not None,
+            "features": config.backbone.features,
             "resolution": resolution,
             "classifier": list(form.classifier),
             "loads_in_timm": loadable,

@@ -138,7 +138,7 @@ def _method(about: Mapping[str, Any]) -> str:
 def _use(config: Mapping[str, Any]) -> str:
     about, cfg = config["fedlens"], config["pretrained_cfg"]
     classes, name, size = config["num_classes"], about["backbone"], about["resolution"]
-    own = "." in name and not name.startswith("timm:")  # a function of somebody's own
+    own = about["own_backbone"]
     parts = [
         f"""```python
 import fedlens as fl

@@ -20,6 +20,7 @@ from fedlens.files import TEMPORARY, clear_partials, read_json, replacing, sha25
 from fedlens.models import backbones, heads
 from fedlens.models.backbones import Channels
 from fedlens.models.classifier import Classifier
+from fedlens.models.module_features import with_features
 from fedlens.params import Params
 
 TENSORS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -86,7 +87,8 @@ def load_model(
     pipeline = Pipeline(resolution, _channels(cfg, "mean", folder), _channels(cfg, "std", folder))
     weight, bias, rest = _split(config, tensors, folder)
     head = heads.linear(weight.shape[1], len(weight), seed=0)
-    model = ExportedModel(_build(folder, name, resolution, backbone), head, pipeline, config)
+    module = _build(folder, about, name, resolution, backbone)
+    model = ExportedModel(module, head, pipeline, config)
     state = {f"backbone.{key}": value for key, value in rest.items()}
     state |= {"head.weight": weight, "head.bias": bias}
     if fault := params.mismatch(model.state_dict(), state):
@@ -150,12 +152,16 @@ def _split(
 
 
 def _build(
-    folder: Path, name: str, resolution: int, factory: Callable[[], nn.Module] | None
+    folder: Path,
+    about: Mapping[str, Any],
+    name: str,
+    resolution: int,
+    factory: Callable[[], nn.Module] | None,
 ) -> nn.Module:
     """The backbone with random weights: the given one, or by its name.
 
-    A dotted name is somebody's function. It is not looked up: a folder must not decide which code
-    is run.
+    The name of somebody's own function is not looked up: a folder must not decide which code is
+    run.
     """
     if factory is not None:
         module = factory()
@@ -164,8 +170,10 @@ def _build(
                 f"backbone returned {type(module).__name__}, not a torch.nn.Module: pass the "
                 f"function that makes {name}."
             )
-        return module
-    if "." in name and not name.startswith("timm:"):
+        return with_features(
+            module, name=name, resolution=resolution, features=about.get("features")
+        )
+    if about.get("own_backbone") or ("." in name and not name.startswith("timm:")):
         raise FedlensError(
             f"{folder} has the backbone {name}, which is not part of fedlens or timm: pass the "
             "function that makes it, as in fl.load_model(path, backbone=make_net)."
