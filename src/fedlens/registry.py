@@ -382,10 +382,11 @@ class Registry:
         stands for the row `last_blocks` with `count=2`.
         """
         name, colon, value = choice.partition(":")
-        argument = self[name].traits.get("argument") if colon and name in self else None
-        if argument is None:
+        row = self.get(name) if colon else None
+        argument = row.traits.get("argument") if row is not None else None
+        if row is None or argument is None:
             return {"name": choice}
-        parameter = next(one for one in self[name].parameters if one.name == argument)
+        parameter = next(one for one in row.parameters if one.name == argument)
         number = int in _members(parameter.type) and value.isdigit()
         return {"name": name, argument: int(value) if number else value}
 

@@ -87,6 +87,9 @@ def merge(
             stream = Stream(seed, ()) if stream is None else stream
             arguments.append([partial(stream.draw, "merge", ids[place]) for place in order])
         method = method.make
+    else:
+        given = {name: value for name, value in parameters.items() if name != "scale"}
+        merge_method.check_signature(method, {}, given)
     scale = parameters.pop("scale", 1.0)
     merged = method(*arguments, **parameters)
     if fault := mismatch(vectors[0], merged):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out
+from fedlens.cli.shared import RUNS, Overrides, Plugins, Root, RunName, out
 from fedlens.store.run_folder import RunFolder, find_run, runs
 
 app = typer.Typer()
@@ -16,6 +16,7 @@ def run(
         str, typer.Argument(help="A name from `fedlens config`, or a YAML file.")
     ],
     overrides: Overrides = None,
+    _plugins: Plugins = None,
 ) -> None:
     """Run an experiment; the same command resumes a run that was interrupted.
 
@@ -30,7 +31,9 @@ def run(
 
 
 @app.command()
-def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> None:
+def resume(
+    which: RunName, overrides: Overrides = None, root: Root = RUNS, _plugins: Plugins = None
+) -> None:
     """Resume an interrupted run; a finished run is not changed.
 
     On another machine, set the paths: `fedlens resume RUN data.root=/content/data`
@@ -68,6 +71,7 @@ def config(
         typer.Argument(help="Print its config; without it, list all experiments; or `rows`."),
     ] = None,
     overrides: Overrides = None,
+    _plugins: Plugins = None,
 ) -> None:
     """List the experiments and what each costs, or print the composed config of one.
 
@@ -78,6 +82,9 @@ def config(
     """
     if experiment == "rows":
         from fedlens.cli.rows import print_kinds, print_rows
+        from fedlens.plugins import load_entry_points
+
+        load_entry_points()
 
         for kind in overrides or []:
             print_rows(kind)

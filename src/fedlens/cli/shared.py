@@ -26,3 +26,23 @@ RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's folder, name, or part of its name.")
 ]
 RUNS = Path("runs")
+
+
+def _load(paths: list[Path] | None) -> list[Path] | None:
+    from fedlens.registry import load_plugin
+
+    for path in paths or []:
+        load_plugin(path)
+    return paths
+
+
+# Loaded while the command line is parsed, before the command begins.
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        callback=_load,
+        help="A Python file with rows of your own; repeatable.",
+    ),
+]
