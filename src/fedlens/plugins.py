@@ -70,10 +70,11 @@ _closed = False
 # --- files ---------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> Plugin:
+def load(path: Path, check: Callable[[Plugin], None]) -> Plugin:
     """Runs a plugin's file as a module named like it; a changed file replaces what it was.
 
-    Its own folder comes first on the path meanwhile, so it can import files beside it.
+    Its own folder comes first on the path meanwhile, so it can import files beside it. What `check`
+    refuses is not loaded.
     """
     path = path.expanduser().absolute()
     if path.suffix != ".py" or not path.stem or "." in path.stem:
@@ -82,10 +83,10 @@ def load(path: Path) -> Plugin:
         source = path.read_bytes()
     except OSError as error:
         raise FedlensError(f"The plugin {path} cannot be read: {error.strerror}.") from error
-    return _run(Plugin(path.stem, path, source))
+    return _run(Plugin(path.stem, path, source), check)
 
 
-def _run(plugin: Plugin) -> Plugin:
+def _run(plugin: Plugin, check: Callable[[Plugin], None] = lambda _: None) -> Plugin:
     known = _files.get(plugin.module)
     if known is not None and known.sha256 == plugin.sha256:
         return known
@@ -100,6 +101,7 @@ def _run(plugin: Plugin) -> Plugin:
         with _first_on_path(plugin.path.parent):
             code = compile(plugin.source, str(plugin.path), "exec", dont_inherit=True)
             exec(code, module.__dict__)
+        check(plugin)
     except (Exception, SystemExit) as error:
         _restore(sys.modules, plugin.module, before)
         _restore(_files, plugin.module, known)
@@ -143,15 +145,16 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 
 def _as_sentence(error: BaseException, file: str) -> FedlensError:
     """What is wrong with a plugin, with its file and line."""
-    package, line = str(Path(__file__).parent), getattr(error, "lineno", None)
+    loaders = (str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<frozen")
+    line = getattr(error, "lineno", None)
     if not isinstance(error, SyntaxError):
         for frame in traceback.extract_tb(error.__traceback__):
-            if not frame.filename.startswith((package, "<frozen", importlib.__file__)):
+            if not frame.filename.startswith(loaders):
                 file, line = frame.filename, frame.lineno
                 break
     where = f"{file}, line {line}" if line else file
     if isinstance(error, FedlensError):
-        return FedlensError(f"{where}: {error}")
+        return FedlensError(f"{where}: {error}") if line else error
     reason = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
     return FedlensError(f"{where}: the plugin does not import ({reason}).")
 
@@ -182,7 +185,7 @@ def attribute(dotted: str) -> Callable[..., Any]:
     found = getattr(module, last)
     if not (inspect.isroutine(found) or inspect.isclass(found)):
         raise FedlensError(
-            f"{dotted} is a {type(found).__name__}: name a function or a class of '{name}'."
+            f"{dotted} is not a function or class (its type is {type(found).__name__})."
         )
     made: Callable[..., Any] = found
     return made
@@ -219,10 +222,8 @@ def load_entry_points() -> bool:
             one.load()
         except (Exception, SystemExit) as error:
             package = one.dist.name if one.dist else one.value
-            raise FedlensError(
-                f"The package {package} does not load ({_as_sentence(error, one.value)}): repair "
-                "or uninstall it."
-            ) from error
+            sentence = _as_sentence(error, one.value)
+            raise FedlensError(f"The installed package {package}: {sentence}") from error
     return bool(found)
 
 

@@ -279,7 +279,9 @@ class Registry:
         kinds = [registry for registry in REGISTRIES.values()
                  if any(row.source == source for row in registry)]  # fmt: skip
         if kinds and self not in kinds:
-            raise FedlensError(f"{path} is a {kinds[0].what}: name a {self.what}.")
+            raise FedlensError(
+                f"{path} is decorated as {kinds[0].kind} and cannot be used as {self.kind}."
+            )
         for row in self:
             if row.source == source:
                 self.added[path] = replace(row, name=path)
@@ -413,12 +415,7 @@ def load_plugin(path: Path) -> None:
                           if row.plugin is None or row.plugin.path != here
                           or not _has_changed(row.plugin)}  # fmt: skip
     try:
-        plugin = plugins.load(path)
-        if not any(_is_of(row, plugin) for registry in REGISTRIES.values() for row in registry):
-            raise FedlensError(
-                f"The plugin {plugin.path} adds no row: decorate a function with @fl.aggregator, "
-                "@fl.mask_rule or another of `fedlens config rows`."
-            )
+        plugins.load(path, _check_rows)
     except FedlensError:
         for kind, registry in REGISTRIES.items():
             registry.added = before[kind]
@@ -429,8 +426,13 @@ def _has_changed(plugin: Plugin) -> bool:
     return not plugin.path.exists() or plugin.path.read_bytes() != plugin.source
 
 
-def _is_of(row: Row, plugin: Plugin) -> bool:
-    return row.plugin is not None and row.plugin.word == plugin.word
+def _check_rows(plugin: Plugin) -> None:
+    rows = [row for registry in REGISTRIES.values() for row in registry.added.values()]
+    if not any(row.plugin is not None and row.plugin.word == plugin.word for row in rows):
+        raise FedlensError(
+            f"The plugin {plugin.path} adds no row: decorate a function with @fl.aggregator, "
+            "@fl.mask_rule or another of `fedlens config rows`."
+        )
 
 
 def find(kind: str, name: str) -> Row:
