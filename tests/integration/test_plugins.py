@@ -1,6 +1,7 @@
 """Runs with rows of a plugin: resumed, in workers, as jobs, in searches, and over Flower."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -177,7 +178,14 @@ def test_the_runs_of_a_suite_have_the_rows(plugin: Path, fedlens: Call, options:
 
 def test_a_search_has_the_rows_and_its_best_names_the_plugin(plugin: Path, fedlens: Call) -> None:
     code, out, err = fedlens(
-        *("tune", "quickstart_fedavg", *SMALL, *MINE, "train.lr=0.1", "train.schedule.name=cosine"),
+        *(
+            "tune",
+            "quickstart_fedavg",
+            *SMALL,
+            MINE[0],
+            "train.lr=0.1",
+            "train.schedule.name=cosine",
+        ),
         *("--search", "algorithm.aggregator.factor=0.3,0.6", "--trials", "2"),
         *("--plugin", "mine.py"),
     )
@@ -263,12 +271,34 @@ def test_a_node_refuses_a_server_that_names_another_plugin(
 
 
 def test_a_simulation_has_the_rows(plugin: Path) -> None:
+    """In a process of its own, as Ray leaves files and processes open."""
     pytest.importorskip("ray")
     load_plugin(plugin)
-    words = [*SMALL, *MINE, "engine.vectorise=false", "engine.threads_per_client=1"]
-    config = compose("quickstart_fedavg", words)
-    simulated = start(over_flower(config, "flower_simulation"))
-    assert facts(simulated) == facts(start(config))
+    own = ["engine.vectorise=false", "engine.threads_per_client=1"]
+    command = [str(Path(sys.executable).with_name("fedlens")), "run", "quickstart_fedavg"]
+    words = [*SMALL, *MINE, "engine=flower_simulation", "engine.workers=1", *own]
+    done = subprocess.run([*command, *words, "run.root=simulated", "--plugin", "mine.py"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    serial = start(compose("quickstart_fedavg", [*SMALL, *MINE, *own]))
+    assert facts(only_run("simulated")) == facts(serial)
+
+
+def test_the_processes_of_a_simulation_load_the_plugin_first(plugin: Path) -> None:
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    from fedlens.experiments.flower import apps
+
+    load_plugin(plugin)
+    Path("app").write_bytes(cloudpickle.dumps(apps.simulation(plugins.loaded())))
+    plugin.unlink()
+    code = (
+        "from ray import cloudpickle; cloudpickle.load(open('app', 'rb')); "
+        "from fedlens.registry import aggregator; print(aggregator['damped'].label)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "damped mean\n", done.stderr
 
 
 def test_a_server_app_loads_what_its_superlink_was_given(
