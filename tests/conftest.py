@@ -1,11 +1,15 @@
 """Real data and weights where they lie beside the checkout, and a cache of the session's own."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from fedlens import plugins
+from fedlens.registry import REGISTRIES
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("steady", deadline=None, max_examples=50)
@@ -22,3 +26,22 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             if variable not in os.environ and (SHARED / name).exists():
                 patch.setenv(variable, str(SHARED / name))
         yield
+
+
+@pytest.fixture
+def no_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to be in, and nothing loaded from outside, neither before nor after."""
+    monkeypatch.chdir(tmp_path)
+    before = {kind: registry.added for kind, registry in REGISTRIES.items()}
+    modules = set(sys.modules)
+    for registry in REGISTRIES.values():
+        registry.added = {}
+    for name, value in (("_files", {}), ("_imported", {}), ("_entry_points_loaded", False)):
+        monkeypatch.setattr(plugins, name, value)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path):
+            del sys.modules[name]
+    for kind, registry in REGISTRIES.items():
+        registry.added = before[kind]

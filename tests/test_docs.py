@@ -24,6 +24,7 @@ import yaml
 from mkdocs.exceptions import PluginError
 
 import fedlens as fl
+from fedlens import registry as registry_module
 from fedlens.cli import app
 from fedlens.config.compose import compose
 from fedlens.config.options import PRESETS, groups, header, options
@@ -288,6 +289,8 @@ def _check_setting(key: str, value: str) -> None:
     if key not in known or value.isupper() or "…" in value:
         return  # an argument of a function, or a placeholder
     choices = set(options(key)) if key in groups() else set()
+    if key in ROW_KEYS and REGISTRIES[ROW_KEYS[key]].get(value):
+        return
     choices |= set(REGISTRIES[ROW_KEYS[key]].names) if key in ROW_KEYS else set()
     assert not choices or value in choices or value.startswith("timm:"), f"{key}={value}"
 
@@ -377,12 +380,15 @@ def _text(node: ast.expr, values: dict[str, str]) -> str:
 
 
 @pytest.fixture
-def rows_of_the_examples() -> Iterator[None]:
-    """The rows that docs/how-to/extend.md adds."""
+def rows_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The rows that docs/how-to/extend.md adds, as those of a file mine.py."""
     before = {kind: dict(registry.added) for kind, registry in REGISTRIES.items()}
     text = (ROOT / "docs" / "how-to" / "extend.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    exec("\n".join(blocks), types.ModuleType("mine").__dict__)
+    mine = types.ModuleType("mine")
+    exec("\n".join(blocks), mine.__dict__)
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    monkeypatch.setattr(registry_module, "load_plugin", lambda path: None)
     yield
     for kind, registry in REGISTRIES.items():
         registry.added = before[kind]

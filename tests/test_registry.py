@@ -367,9 +367,9 @@ def test_a_function_a_class_and_a_dataclass_become_rows(registry: Registry) -> N
     with pytest.raises(FedlensError, match=r"^key=some_function needs key.needed \(in quotes\)\.$"):
         registry.settings("some_function", "key")
     settings = registry.settings({"name": "some_function", "needed": "x", "power": 1}, "key")
-    assert settings == RowSettings(
-        name="some_function", power=1.0, plain=2, free=None, needed="x", size=3, frozen=False
-    )
+    values = {"power": 1.0, "plain": 2, "free": None, "needed": "x", "size": 3, "frozen": False}
+    assert settings.parameters == values
+    assert settings == {"name": "some_function", **values, "plugin": row.plugin.word}
     assert row.make(None, **{k: settings[k] for k in ("power", "plain", "free", "needed")}) == 2.0
     assert row.described(settings) == "a function of 1"
     assert row.described({"power": 0.25}) == "a function of 0.25"
@@ -401,7 +401,9 @@ def test_a_row_of_the_package_cannot_be_replaced() -> None:
 
 def test_a_merging_method_from_outside_is_an_aggregator_too() -> None:
     @merge_method(label="my merge")
-    def my_merge(vectors: Any, *, density: Annotated[float, Range("(0, 1]"), "kept"] = 0.3) -> Any:
+    def my_merge(
+        vectors: Any, weights: Any, *, density: Annotated[float, Range("(0, 1]"), "kept"] = 0.3
+    ) -> Any:
         """Mine."""
         return vectors
 
@@ -409,7 +411,8 @@ def test_a_merging_method_from_outside_is_an_aggregator_too() -> None:
         row = aggregator["my_merge"]
         assert (row.kind, row.make) == ("aggregator", my_merge)
         config = compose("fedavg_iid", ["algorithm.aggregator=my_merge"])
-        assert config.algorithm.aggregator == RowSettings(name="my_merge", density=0.3, scale=1.0)
+        assert config.algorithm.aggregator.name == "my_merge"
+        assert config.algorithm.aggregator.parameters == {"density": 0.3, "scale": 1.0}
         assert labels(config)["algorithm"] == "my merge"
         assert "average" not in aggregator  # it is FedAvg's mean
     finally:

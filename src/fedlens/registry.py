@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -18,11 +18,17 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from fedlens import plugins
 from fedlens.errors import FedlensError, suggest
+from fedlens.plugins import Plugin, PluginError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 REQUIRED: Any = inspect.Parameter.empty  # the default of a parameter that has none
+RESERVED = ("name", "plugin")  # keys of a row's settings that are not its parameters
+
+# What a kind's functions are called with, by their traits and whether they are classes.
+Takes = Callable[[Mapping[str, Any], bool], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,8 @@ class Parameter:
 class RowSettings(dict[str, Any]):
     """A row's name and its parameters' values, as a config holds them; keys are attributes too.
 
+    `plugin` has the file and the hash of a row that is not the package's own.
+
     Examples:
         >>> RowSettings(name="classes", classes_per_client=5).classes_per_client
         5
@@ -123,7 +131,7 @@ class RowSettings(dict[str, Any]):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return {key: value for key, value in self.items() if key != "name"}
+        return {key: value for key, value in self.items() if key not in RESERVED}
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,7 @@ class Row:
     traits: Mapping[str, Any]
     source: str  # module:name
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    plugin: Plugin | None = field(default=None, compare=False, repr=False)  # the file it is from
 
     @property
     def make(self) -> Callable[..., Any]:
@@ -179,7 +188,9 @@ class Row:
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return find, (self.kind, self.name)
+        if self.name in REGISTRIES[self.kind]:
+            return find, (self.kind, self.name)
+        return Row, tuple(getattr(self, one.name) for one in fields(self))  # of a plain function
 
 
 class Registry:
@@ -199,13 +210,15 @@ class Registry:
         common: tuple[Parameter, ...] = (),
         adopts: tuple[str, ...] = (),
         near: str | None = None,
+        takes: Takes | None = None,
         doc: str = "",
     ) -> None:
         """`modules` hold the package's own rows (a package stands for all its modules).
 
         `common` parameters belong to every row; rows of the kinds in `adopts` count as rows of
         this one too. `near` is the function, as module:name, that knows what to choose for a name
-        that is like no row's; it is imported only then. `doc` is what `help` shows.
+        that is like no row's; it is imported only then. `takes` says what rows are called with;
+        `doc` is what `help` shows.
         """
         self.kind = kind
         self.modules = modules
@@ -213,6 +226,7 @@ class Registry:
         self.common = common
         self.adopts = adopts
         self.near = near
+        self.takes = takes
         self.__doc__ = doc or type(self).__doc__
         self.added: dict[str, Row] = {}  # from outside the package
         REGISTRIES[kind] = self
@@ -236,6 +250,7 @@ class Registry:
                 f"The {self.what} '{row.name}' exists already ({taken.source}): choose another "
                 "name."
             )
+        self.check_signature(row.make, row.traits)
         self.added[row.name] = row
 
     def _rows(self) -> dict[str, Row]:
@@ -249,10 +264,87 @@ class Registry:
         return found | self.added
 
     def __getitem__(self, name: str) -> Row:
-        rows = self._rows()
-        if name not in rows:
-            raise FedlensError(f"There is no {self.what} '{name}': {suggest(name, list(rows))}")
-        return rows[name]
+        row = self.get(name)
+        if row is None:
+            raise FedlensError(f"There is no {self.what} '{name}': {suggest(name, self.names)}")
+        return row
+
+    def get(self, name: str) -> Row | None:
+        """The row of that name, which may be a dotted path, or be in an installed plugin."""
+        if name in (rows := self._rows()):
+            return rows[name]
+        if plugins.is_dotted(name):
+            return self._add_dotted(name) if plugins.may_load(name) else None
+        return self._rows().get(name) if plugins.load_entry_points() else None
+
+    def _add_dotted(self, path: str) -> Row:
+        """A decorated function keeps its label and traits; the path is its name here."""
+        function = plugins.attribute(path)
+        source = f"{function.__module__}:{function.__qualname__}"
+        kinds = [registry for registry in REGISTRIES.values()
+                 if any(row.source == source for row in registry)]  # fmt: skip
+        if kinds and self not in kinds:
+            raise FedlensError(
+                f"{path} is decorated as {kinds[0].kind} and cannot be used as {self.kind}."
+            )
+        for row in self:
+            if row.source == source:
+                self.added[path] = replace(row, name=path)
+                break
+        else:
+            self.added[path] = self.row(function, name=path)
+        return self.added[path]
+
+    def row(self, choice: "str | Row | Callable[..., Any]", *, name: str | None = None) -> Row:
+        """The row of a name, the row itself, or one of a plain function, which is not added."""
+        if isinstance(choice, str):
+            return self[choice]
+        if isinstance(choice, Row):
+            return choice
+        for row in self:
+            if row.function is choice:
+                return row
+        self.check_signature(choice, {})
+        return _row_of(self, choice, choice.__name__, "", name or choice.__name__, {})
+
+    def check_signature(
+        self,
+        function: Callable[..., Any],
+        traits: Mapping[str, Any],
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Refuses a function that cannot be called as rows of this kind are.
+
+        With `parameters` it is a function for one call, which may name them as it likes;
+        without, it is a row, whose parameters are keyword-only.
+        """
+        if self.takes is None:
+            return
+        expected = self.takes(traits, inspect.isclass(function))
+        name, arguments = getattr(function, "__name__", str(function)), ", ".join(expected)
+        try:
+            signature = inspect.signature(function)
+        except ValueError as error:
+            raise FedlensError(
+                f"{name} does not say what it takes: wrap it in a function of ({arguments})."
+            ) from error
+        required = {
+            one.name: None
+            for one in signature.parameters.values()
+            if one.kind is one.KEYWORD_ONLY and one.default is REQUIRED
+        }
+        try:
+            signature.bind(*expected, **(required if parameters is None else parameters))
+        except TypeError as error:
+            more = "" if parameters is None else f" ({error})"
+            raise FedlensError(f"{name} must take ({arguments}){more}.") from error
+        positional = [one.name for one in signature.parameters.values()
+                      if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]  # fmt: skip
+        if parameters is None and (extra := positional[len(expected) :]):
+            head = ", ".join([*expected, "*", *extra])
+            raise FedlensError(
+                f"{name} must take ({arguments}): write its parameters behind a *, as in ({head})."
+            )
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows().values())
@@ -267,12 +359,27 @@ class Registry:
     def settings(self, given: str | Mapping[str, Any], where: str) -> RowSettings:
         """A config's choice, complete: the row's name and a checked value of every parameter."""
         values = self.chosen(given) if isinstance(given, str) else dict(given)
-        name = values.pop("name", None)
+        name, made_with = values.pop("name", None), values.pop("plugin", None)
         if not isinstance(name, str):
             raise FedlensError(f"{where} names no {self.what}: write {where}=NAME.")
-        if name not in self:
+        row = self.get(name)
+        if row is None and made_with is not None:
+            file = str(made_with).rpartition(":")[0]
+            raise PluginError(
+                f"{where}={name} comes from the plugin {plugins.shown(str(made_with))}, which is "
+                f"not loaded here: add --plugin {file}."
+            )
+        if row is None:
             raise FedlensError(f"{where}={name} is unknown: {self._suggestion(name)}")
-        return RowSettings(name=name, **self[name].checked(values, where))
+        source = {} if row.plugin is None else {"plugin": row.plugin.word}
+        if made_with not in (None, source.get("plugin")):
+            loaded = plugins.shown(source["plugin"]) if source else row.source
+            raise PluginError(
+                f"{where}={name} comes from the plugin {plugins.shown(str(made_with))}, but "
+                f"{loaded} is loaded here: load the same file again (a run keeps a copy in its "
+                f"folder, in {plugins.FOLDER}/), or start another run."
+            )
+        return RowSettings(name=name, **row.checked(values, where), **source)
 
     def chosen(self, choice: str) -> dict[str, Any]:
         """What a word on the command line chooses: a row's name, or `name:argument`.
@@ -281,10 +388,11 @@ class Registry:
         stands for the row `last_blocks` with `count=2`.
         """
         name, colon, value = choice.partition(":")
-        argument = self[name].traits.get("argument") if colon and name in self else None
-        if argument is None:
+        row = self.get(name) if colon else None
+        argument = row.traits.get("argument") if row is not None else None
+        if row is None or argument is None:
             return {"name": choice}
-        parameter = next(one for one in self[name].parameters if one.name == argument)
+        parameter = next(one for one in row.parameters if one.name == argument)
         number = int in _members(parameter.type) and value.isdigit()
         return {"name": name, argument: int(value) if number else value}
 
@@ -311,6 +419,35 @@ class Registry:
 REGISTRIES: dict[str, Registry] = {}
 
 
+def load_plugin(path: Path) -> None:
+    """Loads a plugin's file; of one that has changed, the rows are those it has now."""
+    before = {kind: dict(registry.added) for kind, registry in REGISTRIES.items()}
+    here = path.expanduser().absolute()
+    for registry in REGISTRIES.values():
+        registry.added = {name: row for name, row in registry.added.items()
+                          if row.plugin is None or row.plugin.path != here
+                          or not _has_changed(row.plugin)}  # fmt: skip
+    try:
+        plugins.load(path, _check_rows)
+    except FedlensError:
+        for kind, registry in REGISTRIES.items():
+            registry.added = before[kind]
+        raise
+
+
+def _has_changed(plugin: Plugin) -> bool:
+    return not plugin.path.exists() or plugin.path.read_bytes() != plugin.source
+
+
+def _check_rows(plugin: Plugin) -> None:
+    rows = [row for registry in REGISTRIES.values() for row in registry.added.values()]
+    if not any(row.plugin is not None and row.plugin.word == plugin.word for row in rows):
+        raise FedlensError(
+            f"The plugin {plugin.path} adds no row: decorate a function with @fl.aggregator, "
+            "@fl.mask_rule or another of `fedlens config rows`."
+        )
+
+
 def find(kind: str, name: str) -> Row:
     return REGISTRIES[kind][name]
 
@@ -331,6 +468,8 @@ def _row_of(
         for one in inspect.signature(function).parameters.values()
         if one.kind is inspect.Parameter.KEYWORD_ONLY
     ]
+    if reserved := [one.name for one in own if one.name in RESERVED]:
+        raise FedlensError(f"{function.__name__}: a parameter cannot be called '{reserved[0]}'.")
     return Row(
         kind=registry.kind,
         name=name or snake_case(function.__name__),
@@ -341,6 +480,7 @@ def _row_of(
         traits=dict(traits),
         source=f"{function.__module__}:{function.__qualname__}",
         function=function,
+        plugin=plugins.of(function),
     )
 
 
@@ -487,6 +627,12 @@ merge_method = Registry(
     "merge_method",
     ("fedlens.arithmetic.merging", "fedlens.arithmetic.matrix_merging"),
     what="merging method",
+    takes=lambda traits, _: (
+        "vectors",
+        "weights",
+        *(["draws"] if traits.get("random") else []),
+        *(["statistics"] if traits.get("needs") else []),
+    ),
     common=(
         Parameter("scale", float, 1.0, Range("(0, inf)"), "λ, on the merged vector"),
     ),
@@ -518,6 +664,7 @@ aggregator = Registry(
     "aggregator",
     ("fedlens.federated.algorithms",),
     what="aggregator",
+    takes=lambda _, made: ("start", "stream") if made else ("updates", "weights"),
     adopts=("merge_method",),
     doc="""How the updates of a round's clients become one change of the global model.
 
@@ -548,6 +695,7 @@ server_optimizer = Registry(
     "server_optimizer",
     ("fedlens.federated.algorithms",),
     what="server optimizer",
+    takes=lambda *_: (),
     common=(
         Parameter("lr", float, 1.0, Range("(0, inf)"), "the server's learning rate; 1 averages"),
     ),
@@ -575,6 +723,7 @@ sampling = Registry(
     "sampling",
     ("fedlens.federated.sampling",),
     what="way to sample clients",
+    takes=lambda *_: ("seed", "round", "clients", "size"),
     doc="""Which clients take part in a round.
 
     A function `(seed, round, clients, size, **parameters)` that returns the numbers of `size`
@@ -593,6 +742,7 @@ diagnostic = Registry(
     "diagnostic",
     ("fedlens.federated.diagnostics",),
     what="round diagnostic",
+    takes=lambda *_: ("start",),
     doc="""What every round measures of its clients' updates.
 
     A class called as `Row(start)` in every round, with the parameters that clients start from.
@@ -625,6 +775,9 @@ engine = Registry(
     "engine",
     ("fedlens.federated.engines", "fedlens.experiments.flower"),
     what="engine",
+    takes=lambda traits, _: (
+        ("config", "stop", "grid") if traits.get("remote") else ("trainer", "clients")
+    ),
     doc="""Who carries out the clients' training: this process, worker processes, or remote nodes.
 
     A function `(trainer, clients, **parameters)` that returns an engine, where `trainer` trains one
@@ -654,6 +807,7 @@ client_optimizer = Registry(
     "client_optimizer",
     ("fedlens.training.optimizers",),
     what="client optimizer",
+    takes=lambda *_: (),
     doc="""The optimizer of central training, and of every client.
 
     A class called with the row's parameters. `make(named, masks, *, lr)` returns a
@@ -679,6 +833,7 @@ mask_rule = Registry(
     "mask_rule",
     ("fedlens.sparse.masks",),
     what="mask rule",
+    takes=lambda *_: ("weight", "sensitivity"),
     doc="""Which weights are trained: the rule ranks them, and the density says how many.
 
     A function `(weight, sensitivity, **parameters)` that returns one value for every entry of the
@@ -702,6 +857,7 @@ partitioner = Registry(
     "partitioner",
     ("fedlens.data.partition",),
     what="partition",
+    takes=lambda *_: ("labels", "clients", "seed"),
     doc="""Who holds which training example.
 
     A function `(labels, clients, seed, **parameters)` that returns the client of each sample, as an
@@ -721,6 +877,7 @@ dataset = Registry(
     "dataset",
     ("fedlens.data",),
     what="dataset",
+    takes=lambda *_: ("root",),
     common=(
         Parameter(
             "root", str | None, None, None,
@@ -804,6 +961,11 @@ head = Registry(
     "head",
     ("fedlens.models.heads",),
     what="head",
+    takes=lambda traits, _: (
+        ("statistics", "validation")
+        if traits.get("fitted", True) and traits.get("by", "statistics") == "statistics"
+        else ("width", "classes", "seed")
+    ),
     common=(
         Parameter("freeze", bool, FromTrait("fitted", True), None,
                   "do not train the head with the backbone; true for heads that were fitted first"),
@@ -833,6 +995,7 @@ trainable = Registry(
     "trainable",
     ("fedlens.models.trainable",),
     what="part to train",
+    takes=lambda *_: ("backbone", "stream"),
     doc="""Which part of the backbone is trained; the head is a choice of its own.
 
     A function `(backbone, stream, **parameters)` that leaves `requires_grad` on for what is
@@ -856,6 +1019,7 @@ question = Registry(
     "question",
     ("fedlens.reporting.study.questions",),
     what="report question",
+    takes=lambda *_: ("methods",),
     doc="""A question that a report answers with tables.
 
     A function `(methods, **parameters)` of all methods of one setting that returns the comparisons

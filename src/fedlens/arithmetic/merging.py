@@ -99,6 +99,9 @@ def merge(
             arguments.append([partial(stream.draw, "merge", ids[place]) for place in order])
         check_statistics(method, vectors, statistics)
         method = method.make
+    else:
+        given = {name: value for name, value in parameters.items() if name != "scale"}
+        merge_method.check_signature(method, {}, given)
     if statistics is not None:
         arguments.append([statistics[place] for place in order])
     scale = parameters.pop("scale", 1.0)

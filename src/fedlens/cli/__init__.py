@@ -7,7 +7,19 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fedlens.cli import arithmetic, data, export, flower, masks, report, runs, suites, tune, weights
+from fedlens.cli import (
+    arithmetic,
+    data,
+    export,
+    flower,
+    masks,
+    new,
+    report,
+    runs,
+    suites,
+    tune,
+    weights,
+)
 from fedlens.cli.shared import PLAIN
 from fedlens.errors import FedlensError
 from fedlens.runtime.logs import logging_to
@@ -27,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(runs.app)  # without a name: its commands are at the top level
 app.add_typer(suites.app)
+app.add_typer(new.app)
 app.add_typer(tune.app)
 app.add_typer(report.app)
 app.add_typer(export.app)

@@ -7,7 +7,7 @@ import typer
 
 from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, compute_or_load, load_run
 from fedlens.cli.numbers import assignment, grid, integers, pairs
-from fedlens.cli.shared import RUNS, Overrides, Root, RunName
+from fedlens.cli.shared import RUNS, Overrides, Plugins, Root, RunName
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import merge_method
 from fedlens.runtime.stop import StopRequest
@@ -37,6 +37,7 @@ def alpha(
     alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
     root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """W_base + α(W_run − W_base) over a grid of α, chosen on validation, tested once.
 
@@ -74,6 +75,7 @@ def compose(
     alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
     root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """θ + α Σ c τ: task vectors of several runs, added, negated, scaled; evaluated as the first.
 
@@ -121,6 +123,7 @@ def merge(
         bool, typer.Option("--list", help="Print the methods, their parameters and papers.")
     ] = False,
     root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """Merge the client updates of a round by several methods, and test the best of them.
 
@@ -148,7 +151,10 @@ def merge(
         return client_algebra.merge(run, name, methods, points, number)
 
     text = "all" if len(methods) == len(merge_method.names) else "+".join(methods)
-    settings = {"methods": methods, "scales": points, "round": number}
+    settings: dict[str, Any] = {"methods": methods, "scales": points, "round": number}
+    outside = {name: row.plugin.word for name in methods
+               if (row := merge_method[name]).plugin is not None}  # fmt: skip
+    settings |= {"plugins": outside} if outside else {}
     name = analysis_name("merge", text, *_round_words(number), **settings)
     compute_or_load(folder, name, compute, figure)
 
@@ -164,6 +170,7 @@ def clients(
     ] = None,
     figure: FigureFile = None,
     root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """Drop, negate or re-weight clients in the rounds whose updates were kept.
 
@@ -204,6 +211,7 @@ def forget(
     keep: Annotated[float, typer.Option(help="The fraction of control accuracy to keep.")] = 0.95,
     figure: FigureFile = None,
     root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """Subtract the contribution of a class or a client, by the λ that keeps all other accuracy.
 
@@ -243,6 +251,7 @@ def interference(
     number: Round = None,
     figure: FigureFile = None,
     root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """How the clients of a round interfere: cosines, sign conflicts, disentanglement of a pair.
 

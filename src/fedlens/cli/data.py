@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from fedlens import registry
-from fedlens.cli.shared import Overrides, out
+from fedlens.cli.shared import Overrides, Plugins, out
 from fedlens.errors import FedlensError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DataRoot = Annotated[
 
 
 @app.command()
-def fetch(name: DataName = "cifar100", root: DataRoot = None) -> None:
+def fetch(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins = None) -> None:
     """Download or draw the images of a dataset unless they exist."""
     dataset = _dataset(name, root)
     images = dataset.load_train()
@@ -35,7 +35,7 @@ def fetch(name: DataName = "cifar100", root: DataRoot = None) -> None:
 
 
 @app.command()
-def verify(name: DataName = "cifar100", root: DataRoot = None) -> None:
+def verify(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins = None) -> None:
     """Compare the files of a dataset with the official checksums."""
     states = _dataset(name, root).verify()
     for file, state in states.items():
@@ -53,6 +53,7 @@ def partition(
     figure: Annotated[
         Path | None, typer.Option(help="Draw it to this file (png, svg or pdf).")
     ] = None,
+    _plugins: Plugins = None,
 ) -> None:
     """Show how an experiment partitions its data over the clients, without running it.
 
@@ -75,7 +76,7 @@ def partition(
 
 
 @app.command()
-def describe(name: DataName = "cifar100", root: DataRoot = None) -> None:
+def describe(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins = None) -> None:
     """Describe a dataset; its test images are not read."""
     dataset = _dataset(name, root)
     images = dataset.load_train()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, Overrides, out
+from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 
 app = typer.Typer(
     help="Clients on separate nodes, by Flower: split the data, make keys, start servers.",
@@ -40,6 +40,7 @@ def partition(
     overrides: Overrides = None,
     nodes: Nodes = 4,
     folder: Folder = FOLDER,
+    _plugins: Plugins = None,
 ) -> None:
     """Split an experiment's data: server/ for the SuperLink's host, node-0/, node-1/, … for nodes.
 
@@ -91,11 +92,15 @@ def keys(
 
 @app.command()
 def superlink(
-    folder: Folder = FOLDER, address: Address = LOOPBACK, insecure: Insecure = False
+    folder: Folder = FOLDER,
+    address: Address = LOOPBACK,
+    insecure: Insecure = False,
+    plugins: Plugins = None,
 ) -> None:
     """Start the SuperLink: it accepts nodes whose public keys are in keys/, and runs experiments.
 
-    Submitted runs are written to runs/ in the current folder. Ctrl-C ends it.
+    Submitted runs are written to runs/ in the current folder, with the rows of its own plugins
+    alone. Ctrl-C ends it.
     """
     from fedlens.federated.flower import require
 
@@ -105,7 +110,9 @@ def superlink(
 
     with (
         listening() as stop,
-        deployment.superlink(folder, address=address, insecure=insecure) as link,
+        deployment.superlink(
+            folder, address=address, insecure=insecure, plugins=plugins or []
+        ) as link,
     ):
         out.print(f"The SuperLink listens at {link.connection.address}.", **PLAIN)
         deployment.watch({"superlink": link, "serverapp": link.executor}, stop, _print_line)
@@ -128,8 +135,13 @@ def node(
         float, typer.Option(help="Seconds to wait for a SuperLink that is not reachable.")
     ] = 600.0,
     insecure: Insecure = False,
+    _plugins: Plugins = None,
 ) -> None:
-    """Start a node with its own data; it handles messages one by one until Ctrl-C."""
+    """Start a node with its own data; it handles messages one by one until Ctrl-C.
+
+    It loads the plugins of its own command line alone, and refuses a server whose experiment
+    needs another one.
+    """
     from fedlens.federated.flower import require
 
     require()
@@ -156,6 +168,7 @@ def up(
         bool, typer.Option("--run", help="Run the experiment, then end the federation.")
     ] = False,
     insecure: Insecure = False,
+    plugins: Plugins = None,
 ) -> None:
     """Start a complete federation on this machine: data, keys, SuperLink, nodes. Ctrl-C ends it.
 
@@ -166,7 +179,7 @@ def up(
     from fedlens.federated.flower import require
 
     require()
-    from fedlens.config.compose import compose
+    from fedlens.config.compose import compose, plugin_options
     from fedlens.experiments.flower import deployment
     from fedlens.experiments.local_data import write_shards
     from fedlens.runtime.stop import listening
@@ -176,7 +189,12 @@ def up(
     with listening() as stop:
         write_shards(config, folder, nodes, stop.check)
         with deployment.local_federation(
-            folder, nodes, address=address, insecure=insecure, print_line=_print_line
+            folder,
+            nodes,
+            address=address,
+            insecure=insecure,
+            print_line=_print_line,
+            plugins=plugins or [],
         ) as children:
             if run:
                 from fedlens.cli.runs import print_finished
@@ -184,9 +202,9 @@ def up(
 
                 print_finished(start(config))
                 return
+            command = ["fedlens", "run", experiment, *words, *plugin_options(config)]
             out.print(
-                f"{nodes} nodes are connected. In another terminal:\n\n"
-                f"    {shlex.join(['fedlens', 'run', experiment, *words])}\n",
+                f"{nodes} nodes are connected. In another terminal:\n\n    {shlex.join(command)}\n",
                 **PLAIN,
             )
             deployment.watch(children, stop, _print_line)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.shared import RUNS, Root, out
+from fedlens.cli.shared import RUNS, Plugins, Root, out
 from fedlens.errors import FedlensError
 from fedlens.store.run_folder import find_run
 
@@ -27,6 +27,7 @@ def show(
     figure: Annotated[
         Path | None, typer.Option(help="Draw them to this file (png, svg or pdf).")
     ] = None,
+    _plugins: Plugins = None,
 ) -> None:
     """Show how masks were made and what fraction of each layer and kind of weight they train.
 

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import RUNS, Overrides, Root, RunName, out, print_csv, print_json
+from fedlens.cli.shared import (
+    RUNS,
+    Overrides,
+    Plugins,
+    Root,
+    RunName,
+    out,
+    print_csv,
+    print_json,
+)
 from fedlens.errors import FedlensError
 from fedlens.store.run_folder import RunFolder, find_run, runs
 
@@ -17,6 +26,7 @@ def run(
         str, typer.Argument(help="A name from `fedlens config`, or a YAML file.")
     ],
     overrides: Overrides = None,
+    _plugins: Plugins = None,
 ) -> None:
     """Run an experiment; the same command resumes a run that was interrupted.
 
@@ -31,7 +41,9 @@ def run(
 
 
 @app.command()
-def resume(which: RunName, overrides: Overrides = None, root: Root = RUNS) -> None:
+def resume(
+    which: RunName, overrides: Overrides = None, root: Root = RUNS, _plugins: Plugins = None
+) -> None:
     """Resume an interrupted run; a finished run is not changed.
 
     On another machine, set the paths: `fedlens resume RUN data.root=/content/data`
@@ -99,6 +111,7 @@ def config(
         typer.Argument(help="Print its config; without it, list all experiments; or `rows`."),
     ] = None,
     overrides: Overrides = None,
+    _plugins: Plugins = None,
 ) -> None:
     """List the experiments and what each costs, or print the composed config of one.
 
@@ -109,6 +122,9 @@ def config(
     """
     if experiment == "rows":
         from fedlens.cli.rows import print_kinds, print_rows
+        from fedlens.plugins import load_entry_points
+
+        load_entry_points()
 
         for kind in overrides or []:
             print_rows(kind)

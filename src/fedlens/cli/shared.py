@@ -50,3 +50,23 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _load(paths: list[Path] | None) -> list[Path] | None:
+    from fedlens.registry import load_plugin
+
+    for path in paths or []:
+        load_plugin(path)
+    return paths
+
+
+# Loaded while the command line is parsed, before the command begins.
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        callback=_load,
+        help="A Python file with rows of your own; repeatable.",
+    ),
+]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli import arithmetic
-from fedlens.cli.shared import PLAIN, Overrides, out
+from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 from fedlens.errors import FedlensError, suggest
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
 
@@ -69,6 +69,7 @@ def suite(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Job options, such as `partition=gpu`; repeatable."),
     ] = None,
+    _plugins: Plugins = None,
 ) -> None:
     """Run a study: finished runs are skipped, interrupted ones are resumed.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, Overrides, out
+from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 from fedlens.errors import FedlensError, suggest
 
 app = typer.Typer()
@@ -48,6 +48,7 @@ def tune(
         Path | None,
         typer.Option("--runs", help="The folder that contains the runs.", show_default="runs"),
     ] = None,
+    _plugins: Plugins = None,
 ) -> None:
     """Search for the best hyper-parameters of an experiment, on validation images only.
 

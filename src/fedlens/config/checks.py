@@ -40,10 +40,13 @@ def check(config: Config) -> None:
         ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
         ("privacy.name", config.privacy.name, ("none", "central", "local")),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
-        *(("federated.diagnostics", one, diagnostic.names) for one in config.federated.diagnostics),
     ]:
         if value not in options:
             raise FedlensError(f"{key}={value} is unknown: {suggest(value, options)}")
+    for name in config.federated.diagnostics:
+        if diagnostic.get(name) is None:
+            options = suggest(name, diagnostic.names)
+            raise FedlensError(f"federated.diagnostics={name} is unknown: {options}")
     data, train, head = config.data, config.train, config.head
     selects = config.evaluate.select == "best" or train.early_stopping is not None
     chooses = any(head.get(name, 1) is None for name in ("temperature", "l2"))

@@ -23,12 +23,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedlens import plugins
 from fedlens.config.checks import check
 from fedlens.config.options import PRESETS, groups, header, options
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, row_key
 from fedlens.errors import FedlensError, suggest
-from fedlens.registry import REGISTRIES, Row
+from fedlens.plugins import Plugin, PluginError
+from fedlens.registry import REGISTRIES, Row, diagnostic, load_plugin
 
+DIAGNOSTICS = "federated.diagnostics"  # names rows too, but as a list
 FROM_FILE = "from_file"  # Hydra's name for an experiment that is a file of the user's
 MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights")
 
@@ -83,7 +86,19 @@ def compose(experiment: str, overrides: list[str]) -> Config:
 def command(config: Config) -> list[str]:
     """The command line that gives this config again, without its runtime keys."""
     words = (f"{key}={word(value)}" for key, value in differences(config).items())
-    return ["fedlens", "run", config.experiment, *words]
+    return ["fedlens", "run", config.experiment, *words, *plugin_options(config)]
+
+
+def plugin_options(config: Config) -> list[str]:
+    """The options that load the plugins of the config's rows."""
+    return plugins.options(plugins_of(config).values())
+
+
+def plugins_of(config: Config) -> dict[str, Plugin]:
+    """The plugins that the config's rows come from, by their keys; diagnostics by their names."""
+    rows = {key: row_of(config, key) for key in ROW_KEYS}
+    rows |= {f"{DIAGNOSTICS}.{name}": diagnostic[name] for name in config.federated.diagnostics}
+    return {key: row.plugin for key, row in rows.items() if row.plugin is not None}
 
 
 def differences(config: Config) -> dict[str, Any]:
@@ -102,6 +117,8 @@ def differences(config: Config) -> dict[str, Any]:
         row = row_key(key)
         rechosen = row is not None and row in found
         if within(key, RUNTIME_KEYS) or value == (defaults if rechosen else preset).get(key, ...):
+            continue
+        if row and key == f"{row}.plugin":  # the row knows it
             continue
         found[row if row and key == f"{row}.name" else key] = value
     return found
@@ -133,7 +150,30 @@ def load(path: Path) -> Config:
         text = path.read_text(encoding="utf-8", errors="replace")  # a binary file is no config
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
+    _load_copies(text, path.parent)
     return from_yaml(text, str(path))
+
+
+def _load_copies(text: str, folder: Path) -> None:
+    """Loads the run's own copies of plugins whose rows nothing that is loaded has."""
+    try:
+        content = yaml.safe_load(text)
+        chosen = {key: _at(content, key) for key in ROW_KEYS}
+        measured = _at(content, DIAGNOSTICS) or []
+    except (yaml.YAMLError, TypeError, AttributeError):
+        return  # `from_yaml` says what is wrong with it
+    for key, settings in chosen.items():
+        made_with = settings.get("plugin") if isinstance(settings, dict) else None
+        if made_with and settings.get("name") not in REGISTRIES[ROW_KEYS[key]]:
+            plugins.load_copy(folder, str(made_with))
+    if any(name not in diagnostic for name in measured):
+        plugins.load_copies(folder)
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if tree else None
+    return tree
 
 
 def from_yaml(text: str, source: str) -> Config:
@@ -145,6 +185,8 @@ def from_yaml(text: str, source: str) -> Config:
         stored = OmegaConf.merge(OmegaConf.structured(Config), content)
         assert isinstance(stored, DictConfig)
         return _finished(stored)
+    except PluginError:
+        raise
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, FedlensError) as error:
         raise FedlensError(
             f"{source} is not a config of this version: {_in_one_sentence(error)}"
@@ -229,9 +271,28 @@ def _text(path: Path) -> str:
     return text
 
 
+def _without_plugins(text: str, path: Path) -> str:
+    """Loads the files that an experiment names as `plugins`; paths are relative to its own."""
+    tree = yaml.compose(text)
+    assert isinstance(tree, yaml.MappingNode)
+    for name, value in tree.value:
+        if name.value == "plugins":
+            load_plugins(yaml.safe_load(text)["plugins"], path.parent, str(path))
+            return text[: name.start_mark.index] + text[value.end_mark.index :]
+    return text
+
+
+def load_plugins(names: Any, folder: Path, where: str) -> None:
+    """Loads the plugins that a YAML file lists; `where` begins the error message."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FedlensError(f"{where}: plugins must be a list of files, such as [mine.py].")
+    for name in names:
+        load_plugin(folder / name)
+
+
 def _from_file(path: Path, overrides: list[Override]) -> Config:
     """Hydra reads experiments from the folders it knows: the file is copied into one."""
-    text = _text(path)
+    text = _without_plugins(_text(path), path)
     if "@package" not in text:
         text = f"# @package _global_\n{text}"
     with TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from typing import Any
 from fedlens.config import labels
 from fedlens.config.compose import leaves, row_of, within
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config
-from fedlens.registry import backbone, trainable
+from fedlens.registry import backbone, diagnostic, trainable
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -33,6 +33,9 @@ def identity(config: Config) -> dict[str, Any]:
         values["backbone.resolution"] = config.backbone.resolution
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         values["backbone.weights"] = PurePath(config.backbone.weights).name
+    for name in config.federated.diagnostics:  # other rows have their plugin in the config
+        if (plugin := diagnostic[name].plugin) is not None:
+            values[f"federated.diagnostics.{name}"] = plugin.word
     return values
 
 

@@ -98,6 +98,7 @@ def partition(
         split, parameters = row.make, row.checked(parameters)
     else:
         split = by
+        partitioner.check_signature(split, {}, parameters)
     _, dense = torch.unique(labels, return_inverse=True)
     holder = _checked(split(dense, clients, seed, **parameters), len(labels), clients)
     sizes = torch.bincount(holder, minlength=clients)

@@ -30,7 +30,7 @@ from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
 from fedlens.sparse import mask_files, voting
 from fedlens.sparse.mask_statistics import density_by_layer_and_kind
-from fedlens.sparse.masks import Masks, needs_scores, tie_order
+from fedlens.sparse.masks import Masks, needs_scores, rule_row, tie_order
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.store.run_folder import RunFolder
 
@@ -162,6 +162,8 @@ def _key(
         "seed": settings.seed,
         "parameters": params.digest(candidates),
     }
+    if (plugin := rule_row(settings.calibration.rule).plugin) is not None:
+        key["plugin"] = plugin.word
     if not settings.scored:
         return key
     return {

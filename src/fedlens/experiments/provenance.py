@@ -52,7 +52,12 @@ def _federated(config: Config, algorithm: str) -> dict[str, Any]:
 def record_session(
     config: Config, folder: RunFolder, input_hashes: dict[str, Any], device: torch.device
 ) -> None:
-    """Adds this session to the manifest; refuses to continue with other data or weights."""
+    """Adds this session to the manifest; refuses to continue with other data or code."""
+    used = {
+        key: {"file": plugin.file, "sha256": plugin.sha256}
+        for key, plugin in compose.plugins_of(config).items()
+        if key != "engine"  # a run may change it
+    }
     row = row_of(config, "engine")
     session = manifest.session(
         device,
@@ -64,9 +69,11 @@ def record_session(
         "name": folder.name,
         **setting(config),
         "inputs": input_hashes,
+        **({"plugins": used} if used else {}),
         "sessions": [],
     }
     manifest.check_inputs(record, input_hashes)
+    manifest.check_plugins(record, used)
     sessions = record["sessions"]
     if sessions and (changed := manifest.differences(sessions[0], session)):
         log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedlens import plugins
 from fedlens.config import compose
 from fedlens.config.compose import row_of
 from fedlens.config.identity import identity, run_name
@@ -181,6 +182,7 @@ def _work(
     if config.threads:
         torch.set_num_threads(config.threads)
     config = replace(config, threads=torch.get_num_threads())
+    _keep_plugins(config, folder)
     _write_config(config, folder)
     log.info("run %s", folder.name)
     with open_session(config, stop, grid) as session:
@@ -281,6 +283,16 @@ def _train_federated(
         return FederatedLoop(federated, experiment, clients, engine, loop, stop, folder).run()
     finally:
         engine.close()
+
+
+def _keep_plugins(config: Config, folder: RunFolder) -> None:
+    """Copies the plugins that the run uses, so that it can be resumed without them."""
+    for plugin in compose.plugins_of(config).values():
+        copy = plugins.copy_path(folder.path, plugin.word)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(copy) as temporary:
+                temporary.write_bytes(plugin.source)
 
 
 def _write_config(config: Config, folder: RunFolder) -> None:

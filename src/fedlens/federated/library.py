@@ -157,7 +157,7 @@ class Federation:
             local_steps=self.local_steps,
             min_local_steps=min_local_steps,
             dropout=dropout,
-            sample=samplings[sampling].make if isinstance(sampling, str) else sampling,
+            sample=samplings.row(sampling).make,
         )
 
     def apply(
@@ -568,9 +568,9 @@ def _needs(choice: AggregatorChoice) -> str | None:
 def _engine(
     name: str, trainer: Trainer, clients: int, workers: int | None, threads: int | None
 ) -> Engine:
-    if name not in engines:
+    row = engines.get(name)
+    if row is None:
         raise FedlensError(f"engine='{name}' is unknown: {suggest(name, engines.names)}")
-    row = engines[name]
     if row.traits.get("remote"):
         raise FedlensError(f"engine='{name}' needs an experiment: use 'serial' or 'parallel'.")
     given = {"workers": workers, "threads_per_client": threads}

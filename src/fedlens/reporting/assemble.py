@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
+from fedlens import plugins
 from fedlens.config import compose
 from fedlens.config.checks import check
 from fedlens.config.schema import Config
@@ -253,9 +254,10 @@ def _provenance(run: Run, setting: str, used: bool) -> Provenance:
 def _command(run: Run) -> str:
     """The command that repeats it; for a config this version does not know, the one that ran it."""
     try:
-        config = _typed(Config, run.config)
-        check(config)
-        return shlex.join(compose.command(config))
+        with plugins.only_loaded():  # a report runs no code of a plugin
+            config = _typed(Config, run.config)
+            check(config)
+            return shlex.join(compose.command(config))
     except (FedlensError, LookupError, TypeError):
         return str(run.manifest["sessions"][0]["command"])
 

@@ -13,9 +13,8 @@ import torch
 from fedlens import params
 from fedlens.errors import FedlensError, suggest
 from fedlens.params import Params
-from fedlens.registry import Row
 from fedlens.rng import Stream
-from fedlens.sparse.masks import Masks, Ranking, needs_scores, ranked, rule_row, tie_order
+from fedlens.sparse.masks import Masks, Ranking, Rule, needs_scores, ranked, rule_row, tie_order
 
 Score = Callable[[int], Params]  # round → sensitivity of every weight of the current model
 Rank = Callable[..., Ranking]  # `ranked` with the rule and its parameters
@@ -25,7 +24,7 @@ def calibrate(
     parameters: Params,
     score: Score,
     *,
-    rule: str | Row,
+    rule: Rule,
     density: float,
     stream: Stream,
     rounds: int = 4,

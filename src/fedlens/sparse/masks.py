@@ -17,6 +17,7 @@ from fedlens.registry import Row, mask_rule
 from fedlens.rng import Stream
 
 Masks = dict[str, Tensor]  # True where trained; on the CPU
+Rule = str | Row | Callable[..., Tensor | None]  # a name, a row, or a function
 Pool = tuple[str, ...]  # names of the tensors whose weights are ranked together
 
 # A rule maps a tensor of weights and its sensitivities (None if its row has sensitivity=False) to
@@ -69,12 +70,12 @@ def random(weight: Tensor, sensitivity: Tensor | None) -> Tensor | None:
     return None
 
 
-def rule_row(rule: str | Row) -> Row:
-    """The row of that name, or the row itself."""
-    return mask_rule[rule] if isinstance(rule, str) else rule
+def rule_row(rule: Rule) -> Row:
+    """The row of that name, the row itself, or the row of a plain function."""
+    return mask_rule.row(rule)
 
 
-def needs_scores(rule: str | Row) -> bool:
+def needs_scores(rule: Rule) -> bool:
     """Whether the rule reads sensitivities; True for a row that does not declare it."""
     return bool(rule_row(rule).traits.get("sensitivity", True))
 
@@ -144,7 +145,7 @@ class Ranking:
 
 def select(
     weights: Params,
-    rule: str | Row,
+    rule: Rule,
     density: float,
     *,
     stream: Stream,
@@ -159,7 +160,7 @@ def select(
 
 def rank_weights(
     weights: Params,
-    rule: str | Row,
+    rule: Rule,
     *,
     stream: Stream,
     scores: Params | None = None,
@@ -174,7 +175,7 @@ def rank_weights(
 def ranked(
     order: Ranking,
     weights: Params,
-    rule: str | Row,
+    rule: Rule,
     scores: Params | None = None,
     density: float = 1.0,
     **parameters: Any,
@@ -198,7 +199,7 @@ def ranked(
     return order.refined(values, largest=bool(row.traits.get("largest", False)), density=density)
 
 
-def tie_order(weights: Params, rule: str | Row, *, scope: str, stream: Stream) -> Ranking:
+def tie_order(weights: Params, rule: Rule, *, scope: str, stream: Stream) -> Ranking:
     """A random order of every pool, which breaks ties; each rule has draws of its own."""
     row = rule_row(rule)
     if scope not in SCOPES:

@@ -14,11 +14,10 @@ from fedlens.data.examples import Examples, as_examples
 from fedlens.errors import FedlensError
 from fedlens.models.mode import evaluating
 from fedlens.params import Params
-from fedlens.registry import Row
 from fedlens.rng import Stream
 from fedlens.sparse import calibration
 from fedlens.sparse.fisher import sensitivity
-from fedlens.sparse.masks import Masks, needs_scores, rule_row, select
+from fedlens.sparse.masks import Masks, Rule, needs_scores, rule_row, select
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.sparse.per_example_gradients import SquaredGradients
 
@@ -81,7 +80,7 @@ def mask(
     model: nn.Module,
     scores: Params | None = None,
     *,
-    rule: str | Row = "least_sensitive",
+    rule: Rule = "least_sensitive",
     density: float,
     seed: int = 0,
     scope: str = "global",
@@ -94,7 +93,8 @@ def mask(
         model: Any module.
         scores: Sensitivities by name, from `fisher`; only rules of sensitivity need them.
         rule: "least_sensitive", "most_sensitive", "lowest_magnitude", "highest_magnitude",
-            "random", or a rule added by `@mask_rule`.
+            "random", a rule added by `@mask_rule`, or a function `(weight, sensitivity)` of one
+            tensor that returns the values to rank by; the smallest are trained.
         density: The fraction of weights that is trained, from 0 to 1.
         seed: Seed of the draws that break ties.
         scope: "global" ranks all weights together, "tensor" each tensor by itself.
@@ -143,7 +143,7 @@ def calibrate(
     model: nn.Module,
     inputs: Inputs,
     *,
-    rule: str | Row = "least_sensitive",
+    rule: Rule = "least_sensitive",
     density: float,
     rounds: int = 4,
     method: str = "talos",

@@ -52,6 +52,18 @@ def check_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> None:
             )
 
 
+def check_plugins(manifest: dict[str, Any], used: dict[str, Any]) -> None:
+    """Refuses rows from other files than the run began with, by their hashes."""
+    before = manifest.get("plugins", {})
+    for key, plugin in {**before, **used}.items():
+        if before.get(key) != used.get(key):
+            raise FedlensError(
+                f"{manifest['name']} began with another {plugin['file']} (for {key}; the hashes "
+                "differ): load the copy in its folder plugins/, or start another run under another "
+                "run.name."
+            )
+
+
 def differences(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
     """The keys that differ between two sessions and may change the last bits of a result."""
     relevant = ("versions", "git", "processor", "threads", "device")

@@ -2,7 +2,8 @@
 
 Always config.yaml, manifest.json, metrics.jsonl, test_curve.jsonl, timings.jsonl (append-only),
 log.txt, checkpoints/, choice.json, result.json; where they apply partition.json, masks.json,
-masks.safetensors, updates/ (of clients), arithmetic/ (analyses), failure.json (last session).
+masks.safetensors, updates/ (of clients), arithmetic/ (analyses), failure.json (last session),
+plugins/ (copies of the files that its rows come from).
 """
 
 import json

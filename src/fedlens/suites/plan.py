@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedlens.config.compose import plugin_options
 from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
@@ -56,7 +57,7 @@ class PlannedRun:
         return f"{state}: {self.folder.failure}" if state == "failed" else state
 
     def job(self, call: Callable[[Config], object]) -> Job:
-        arguments = ["run", *self.cell.arguments]
+        arguments = ["run", *self.cell.arguments, *plugin_options(self.cell.config)]
         return Job(self.label, arguments, partial(call, self.cell.config), self.folder)
 
 

@@ -3,6 +3,7 @@
 A row is an experiment with overrides, a column adds overrides; `common` overrides hold for all runs
 unless a row or column changes them. A section is another suite, named or written in place, with
 overrides for all its runs. `analyses` are `fedlens arithmetic` commands for finished runs of rows.
+`plugins` are Python files with rows of one's own, relative to the suite's file.
 """
 
 import shlex
@@ -19,14 +20,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from fedlens.config.compose import changed, compose
+from fedlens import plugins
+from fedlens.config.compose import changed, compose, load_plugins
 from fedlens.config.options import PRESETS, groups, header, options
 from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import REGISTRIES
 
 SLASH = " / "  # between the parts of a label
-KEYS = ("common", "sections", "seeds", "rows", "columns", "analyses")
+KEYS = ("common", "sections", "seeds", "rows", "columns", "analyses", "plugins")
 
 
 @dataclass(frozen=True)
@@ -143,24 +145,25 @@ def _with_seed(cell: Cell, number: int) -> Cell:
 def _composed(experiment: str, overrides: tuple[str, ...]) -> Config:
     """As `compose`, but presets that many cells share are composed once: a study has hundreds."""
     if experiment in options("experiment"):
-        return _cached(experiment, overrides)
+        return _cached(experiment, overrides, plugins.state())
     return compose(experiment, list(overrides))  # the file may change between two calls
 
 
 @cache
-def _cached(experiment: str, overrides: tuple[str, ...]) -> Config:
+def _cached(experiment: str, overrides: tuple[str, ...], loaded: tuple[str, ...]) -> Config:
     # A head that is chosen decides anew whether it is frozen, so it is composed with the presets.
     choices = {*groups(), "head"}
     chosen = tuple(word for word in overrides if word.partition("=")[0] in choices)
     try:
         values = dict(_parse_override(word) for word in overrides if word not in chosen)
-        return changed(_base(experiment, chosen), values)
+        return changed(_base(experiment, chosen, loaded), values)
     except (FedlensError, HydraException):  # `compose` says why, or accepts it as a whole
         return compose(experiment, list(overrides))
 
 
 @cache
-def _base(experiment: str, chosen: tuple[str, ...]) -> Config:
+def _base(experiment: str, chosen: tuple[str, ...], loaded: tuple[str, ...]) -> Config:
+    del loaded  # a plugin that has changed makes another config
     return compose(experiment, list(chosen))
 
 
@@ -186,10 +189,10 @@ def _merged(overrides: Sequence[str]) -> list[str]:
 
 def _parameters_unread(key: str, row: str, earlier: dict[str, str]) -> list[str]:
     """Of the keys set earlier, the parameters below `key` that this row does not have."""
-    rows = REGISTRIES[ROW_KEYS[key]]
-    if row not in rows:
+    registry = REGISTRIES[ROW_KEYS[key]]
+    if (chosen := registry.get(registry.chosen(row)["name"])) is None:
         return []
-    read = {f"{key}.{one.name}" for one in rows[row].parameters}
+    read = {f"{key}.{one.name}" for one in chosen.parameters}
     return [other for other in earlier if other.startswith(f"{key}.") and other not in read]
 
 
@@ -232,6 +235,7 @@ def _parse(
         raise FedlensError(
             f"{where}: unknown keys {', '.join(unknown)}: a suite has {', '.join(KEYS)}."
         )
+    load_plugins(content.get("plugins", []), folder, where)
     rows, columns = content.get("rows", {}), content.get("columns", {"": ""})
     sections, seeds = content.get("sections", {}), content.get("seeds")
     tables = (("rows", rows, _is_command), ("columns", columns, _is_command))

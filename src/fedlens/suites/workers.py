@@ -17,6 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from fedlens import plugins
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.suites.eta import Eta
 from fedlens.suites.launch import Job, Outcome, attempt
@@ -84,7 +85,7 @@ class Workers:
             _start_server()
         ours, theirs = self.context.Pipe()
         process = self.context.Process(  # type: ignore[attr-defined]
-            target=_serve, args=(theirs, self.threads)
+            target=_serve, args=(plugins.loaded(), theirs, self.threads)
         )
         process.start()
         theirs.close()
@@ -156,8 +157,9 @@ def _describe_exit(code: int) -> str:
     )
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+def _serve(loaded: plugins.Loaded, pipe: Connection, threads: int) -> None:
     """The main function of a worker: one job at a time until the pipe is closed."""
+    del loaded  # unpickling it has loaded the plugins that jobs need
     os.setsid()  # Ctrl-C goes to the parent alone, which sends one stop request
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked in the server
     devnull = os.open(os.devnull, os.O_RDWR)

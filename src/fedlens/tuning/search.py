@@ -24,9 +24,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedlens.config import compose
 from fedlens.config.identity import identity, run_name
-from fedlens.config.schema import Config, RunConfig, rounds
+from fedlens.config.schema import ROW_KEYS, Config, RunConfig, rounds
 from fedlens.errors import FedlensError
 from fedlens.files import replacing
+from fedlens.registry import REGISTRIES
 from fedlens.tuning.space import Dimension
 from fedlens.tuning.trial_records import Record
 
@@ -73,7 +74,14 @@ class Search:
             "space": {one.key: one.record() for one in self.space},
             "seed": self.seed,
             "pruner": self.pruner,
+            **({"plugins": words} if (words := self._searched_plugins()) else {}),
         }
+
+    def _searched_plugins(self) -> list[str]:
+        """The plugins of rows among the choices; those of other rows are in the config."""
+        rows = [REGISTRIES[ROW_KEYS[one.key]][str(value)]
+                for one in self.space if one.key in ROW_KEYS for value in one.values]  # fmt: skip
+        return sorted({row.plugin.word for row in rows if row.plugin is not None})
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:

@@ -51,6 +51,8 @@ def experiment_text(record: Record, config: Config, path: Path) -> str:
     ]
     comments = "\n".join(f"# {line}".rstrip() for line in lines)
     values = _nested(compose.differences(config))
+    if files := compose.plugin_options(config)[1::2]:
+        values["plugins"] = files
     text = yaml.safe_dump(values, sort_keys=False) if values else ""
     return (
         f"# @package _global_\n{comments}\ndefaults:\n  - /experiment/{config.experiment}\n{text}"

@@ -4,22 +4,26 @@ A process keeps the experiment it has built, however many setups of it arrive.
 """
 
 import logging
+import os
 import sys
 from functools import lru_cache, partial
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedlens.config import compose
 from fedlens.data import shards
 from fedlens.data.shards import NodeShard
 from fedlens.experiments import privacy
-from fedlens.experiments.flower.clients import identity
+from fedlens.experiments.flower.clients import SERVER_PLUGINS, identity
 from fedlens.experiments.flower.host import FlowerHost, HostSession, read_config
 from fedlens.experiments.local_data import of_node, whole
 from fedlens.federated.flower.client_app import Protection, client_app
 from fedlens.federated.flower.setup import Setup
+from fedlens.plugins import Loaded, only_loaded
+from fedlens.registry import load_plugin
 from fedlens.runtime.logs import logging_to
 
 logging.getLogger("flwr").setLevel(logging.WARNING)  # it logs every message
@@ -69,12 +73,25 @@ client = client_app(host_of, protection_of)
 server = ServerApp()
 
 
+def simulation(loaded: Loaded) -> ClientApp:
+    """The ClientApp of a simulation, whose processes load what this one has loaded."""
+    return client_app(partial(_simulated_host, loaded), protection_of)
+
+
+def _simulated_host(loaded: Loaded, context: Context) -> FlowerHost:
+    del loaded  # unpickling it has loaded the plugins
+    return host_of(context)
+
+
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """The experiment of the submitted config, with the nodes of this grid as its clients."""
     from fedlens.experiments.run import start
 
-    config = compose.from_yaml(str(context.run_config["config"]), "The submitted config")
+    for path in filter(None, os.environ.get(SERVER_PLUGINS, "").split(os.pathsep)):
+        load_plugin(Path(path))
+    with only_loaded():  # whatever row the submitted config names
+        config = compose.from_yaml(str(context.run_config["config"]), "The submitted config")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))  # whoever follows adds the time
     grid._retry_invoker.max_time = LOST_AFTER_S  # type: ignore[attr-defined]  # Flower never stops

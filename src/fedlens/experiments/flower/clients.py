@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from fedlens import plugins
 from fedlens.config.schema import Config
 from fedlens.data import shards
 from fedlens.data.shards import NodeShard, ServerShard
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedlens.federated.flower.roster import Roster
     from fedlens.sparse.masks import Masks
 
+SERVER_PLUGINS = "FEDLENS_SERVER_PLUGINS"  # and the plugins of its command line
 SERVER_SHARD = "FEDLENS_SERVER_SHARD"  # in a SuperLink's environment: the server's own data
 
 
@@ -65,7 +67,7 @@ def flower_simulation(
     gpus = torch.cuda.device_count() if choose_device(config.device).type == "cuda" else 0
     actors = workers or gpus or max(1, available() // threads_per_client)
     with simulated(
-        apps.client,
+        apps.simulation(plugins.loaded()),
         clients=config.federated.clients,
         actors=actors,
         threads=threads_per_client,

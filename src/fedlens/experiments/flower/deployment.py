@@ -17,7 +17,7 @@ from fedlens.config import compose
 from fedlens.config.schema import Config
 from fedlens.data import shards
 from fedlens.errors import FedlensError
-from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.flower.clients import SERVER_PLUGINS, SERVER_SHARD
 from fedlens.federated.flower.deployment.child_process import ANSI_COLOURS, ChildProcess
 from fedlens.federated.flower.deployment.credentials import (
     Certificates,
@@ -31,6 +31,7 @@ from fedlens.federated.flower.deployment.processes import (
     register,
 )
 from fedlens.federated.flower.deployment.submission import Connection, follow, submit
+from fedlens.plugins import only_loaded
 from fedlens.runtime.stop import StopRequest
 from fedlens.runtime.threads import available
 
@@ -54,14 +55,22 @@ def credentials(
 
 
 @contextmanager
-def superlink(folder: Path, *, address: str, insecure: bool) -> Iterator[SuperLink]:
-    """A SuperLink that evaluates on the server's data and accepts the nodes whose keys are here."""
+def superlink(
+    folder: Path, *, address: str, insecure: bool, plugins: Sequence[Path] = ()
+) -> Iterator[SuperLink]:
+    """A SuperLink that evaluates on the server's data and accepts the nodes whose keys are here.
+
+    Its runs have the rows of `plugins`, and load no others.
+    """
     server = folder / "server"
     if not server.is_dir():
         raise FedlensError(
             f"{folder} has no data for a server: write them with `fedlens flower partition`."
         )
-    environment = {SERVER_SHARD: str(server.absolute())}
+    environment = {
+        SERVER_SHARD: str(server.absolute()),
+        SERVER_PLUGINS: os.pathsep.join(str(path.absolute()) for path in plugins),
+    }
     with SuperLink(folder, address=address, insecure=insecure, environment=environment) as link:
         link.wait_until_ready(timeout=START_TIMEOUT_S)
         for key in [] if insecure else sorted((folder / "keys").glob("*.pub")):
@@ -116,12 +125,13 @@ def run_node(
                 raise FedlensError(f"{name} lost its SuperNode: see {supernode.log}.")
             return stop.name is not None
 
-        serve(
-            client,
-            runtime_api_address=supernode.runtime,
-            secret_file=supernode.secret,
-            stop=stopped,
-        )
+        with only_loaded():  # whatever row a server names
+            serve(
+                client,
+                runtime_api_address=supernode.runtime,
+                secret_file=supernode.secret,
+                stop=stopped,
+            )
 
 
 def _accepted(start: Callable[[], SuperNode], stop: StopRequest, patience: float) -> SuperNode:
@@ -154,21 +164,25 @@ def local_federation(
     insecure: bool,
     print_line: Callable[[str], None],
     through: Callable[[str], str] = lambda address: address,
+    plugins: Sequence[Path] = (),
 ) -> Iterator[dict[str, ChildProcess]]:
     """SuperLink and nodes as children of this process; all of them are gone afterwards.
 
     Nodes connect to the address that `through` makes of the SuperLink's, and share the cores
-    unless OMP_NUM_THREADS is set.
+    unless OMP_NUM_THREADS is set. All of them load `plugins`.
     """
     if not insecure:
         credentials(folder, nodes)
     with ExitStack() as stack:
         print_line("starting the SuperLink …")
-        link = stack.enter_context(superlink(folder, address=address, insecure=insecure))
+        link = stack.enter_context(
+            superlink(folder, address=address, insecure=insecure, plugins=plugins)
+        )
         children: dict[str, ChildProcess] = {"superlink": link, "serverapp": link.executor}
         command = [str(Path(sys.executable).with_name("fedlens")), "flower", "node"]
         options = ["--federation", str(folder), "--superlink", through(link.connection.address)]
         options += ["--insecure"] if insecure else []
+        options += [word for path in plugins for word in ("--plugin", str(path))]
         threads = {"OMP_NUM_THREADS": str(max(1, available() // nodes))}
         names = [shards.node_name(number) for number in range(nodes)]
         for name in names:

@@ -47,11 +47,13 @@ def make_aggregator(
         choice = aggregator[choice]
     if isinstance(choice, Row):
         values = choice.checked(parameters or {})
-        if choice.name in merge_method and merge_method[choice.name].source == choice.source:
-            return partial(Merged, method=merge_method[choice.name], **values)
+        for method in merge_method:
+            if method.source == choice.source:
+                return partial(Merged, method=method, **values)
         choice = choice.make
     else:
         values = dict(parameters or {})
+        aggregator.check_signature(choice, {}, values)
     made_each_round = isclass(choice)
     if made_each_round:
         return partial(choice, **values)

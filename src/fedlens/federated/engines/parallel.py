@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from fedlens import params
+from fedlens import params, plugins
 from fedlens.errors import FedlensError
 from fedlens.federated.client import Trainer
 from fedlens.federated.tasks import ClientTask, ClientUpdate
@@ -128,7 +128,11 @@ class Parallel:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(  # type: ignore[attr-defined]
             target=_serve,
-            args=(theirs, os.getpid(), self.trainer, self.start, self.slots, self.threads, number),
+            args=(
+                plugins.loaded(),  # first: the others may be objects of a plugin
+                *(theirs, os.getpid(), self.trainer),
+                *(self.start, self.slots, self.threads, number),
+            ),
             daemon=True,
             name=f"fedlens-worker-{number}",
         )
@@ -192,6 +196,7 @@ class Parallel:
 
 
 def _serve(
+    loaded: plugins.Loaded,
     pipe: Connection,
     parent: int,
     trainer: Trainer,
@@ -201,6 +206,7 @@ def _serve(
     number: int,
 ) -> None:
     """Runs in a worker: trains one client at a time until the main process is gone."""
+    del loaded
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent()

@@ -13,8 +13,9 @@ import yaml
 
 from fedlens.config import compose
 from fedlens.config.identity import run_name
-from fedlens.config.schema import Config
+from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.errors import FedlensError
+from fedlens.registry import REGISTRIES
 from fedlens.reporting.study.runs import Record, Run, value_of
 
 REPEATED = {  # what manifest and result repeat of the config
@@ -76,6 +77,8 @@ def of_length(run: Run) -> Iterable[str]:
 def of_name(run: Run) -> Iterable[str]:
     """A run's name ends in a hash of its config, unless the config names the run."""
     config = yaml.safe_load(run.folder.config.read_text(encoding="utf-8"))
+    if _has_outside_rows(config):  # their parts of the name are only known with their code
+        return
     if config["run"]["name"] is None and _has_all_keys(config, asdict(Config())):
         try:
             expected = run_name(compose.load(run.folder.config))
@@ -84,6 +87,12 @@ def of_name(run: Run) -> Iterable[str]:
         else:
             if expected != run.name:
                 yield "its name does not belong to its config"
+
+
+def _has_outside_rows(config: Record) -> bool:
+    rows = {kind: value_of(config, key) for key, kind in ROW_KEYS.items()}
+    return any(isinstance(row, dict) and row.get("name") not in REGISTRIES[kind]
+               for kind, row in rows.items())  # fmt: skip
 
 
 def _has_all_keys(config: Record, schema: Record) -> bool:

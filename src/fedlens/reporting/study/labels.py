@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.config.schema import AlgorithmConfig, Config
 from fedlens.registry import (
+    RESERVED,
     Registry,
     aggregator,
     mask_rule,
@@ -43,7 +44,7 @@ def changed(settings: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
     return {
         key: value
         for key, value in settings.items()
-        if key != "name" and (key not in defaults or defaults[key] != value)
+        if key not in RESERVED and (key not in defaults or defaults[key] != value)
     }
 
 
