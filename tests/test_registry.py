@@ -431,7 +431,8 @@ def test_a_mask_rule_and_a_head_from_outside_need_no_traits() -> None:
 
     try:
         config = compose("sparse_fedavg", ["sparse.rule=my_rule", "head=my_head"])
-        assert config.head == RowSettings(name="my_head", power=1.0, freeze=True, dropout=0.0)
+        assert config.head.name == "my_head"
+        assert config.head.parameters == {"power": 1.0, "freeze": True, "dropout": 0.0}
         assert (labels(config)["mask_rule"], labels(config)["head"]) == ("my rule", "my head")
         assert "_my-rule-0.1_" in run_name(config)
     finally:
