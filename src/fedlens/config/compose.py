@@ -30,7 +30,7 @@ from fedlens.errors import FedlensError, suggest
 from fedlens.registry import REGISTRIES, Row
 
 FROM_FILE = "from_file"  # Hydra's name for an experiment that is a file of the user's
-MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights")
+MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights", "partition.file")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ def compose(experiment: str, overrides: list[str]) -> Config:
             f"{suggest(experiment, options('experiment'))}"
         )
     return _composed([f"+experiment={experiment}"], parsed)
+
+
+def parse(words: list[str]) -> list[tuple[str, Any]]:
+    """The keys and values of `key=value` words."""
+    return [(one.key, one.value) for word in words for one in _parsed(word)]
 
 
 def command(config: Config) -> list[str]:

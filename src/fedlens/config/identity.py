@@ -5,14 +5,16 @@ Only keys that differ from their defaults count, so a new key renames no run.
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from functools import cache
 from pathlib import PurePath
 from typing import Any
 
 from fedlens.config import labels
-from fedlens.config.compose import leaves, row_of, within
+from fedlens.config.compose import getattr_dotted, leaves, row_of, within
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config
+from fedlens.registry import dataset
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -28,6 +30,11 @@ def identity(config: Config) -> dict[str, Any]:
     }
     if not config.privacy.on:
         values = {key: value for key, value in values.items() if not within(key, ["privacy"])}
+    for key in ROW_KEYS:  # files and folders may lie elsewhere; the manifest holds their hashes
+        row, chosen = row_of(config, key), getattr_dotted(config, key)
+        portable = row.portable(chosen)
+        paths = {*row.traits.get("paths", ()), row.traits.get("path_or_name")} & chosen.keys()
+        values |= {f"{key}.{name}": portable[name] for name in paths if chosen[name] is not None}
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         values["backbone.weights"] = PurePath(config.backbone.weights).name
     return values
@@ -50,7 +57,7 @@ def run_name(config: Config) -> str:
     scratch = "" if config.backbone.pretrained else "-scratch"
     parts = [
         config.experiment,
-        config.data.name + subset,
+        _data(config) + subset,
         config.backbone.name.replace(":", "-") + resolution + scratch,
         f"{config.head.name}-{config.train.trainable.replace(':', '')}",
         *_masks(config),
@@ -59,6 +66,14 @@ def run_name(config: Config) -> str:
         hashlib.sha256(text.encode()).hexdigest()[:8],
     ]
     return "_".join(parts)
+
+
+def _data(config: Config) -> str:
+    """The word of a run's name for its dataset, with its argument or the name of its folder."""
+    row = row_of(config, "data")
+    portable = row.portable(config.data)
+    folder = [portable["root"]] if "root" in row.traits.get("paths", ()) else []
+    return re.sub(r"[^\w.=-]+", "-", "-".join([dataset.spelled(portable), *folder]))
 
 
 def _masks(config: Config) -> list[str]:
