@@ -124,13 +124,26 @@ def _from_hub(datasets: Any, name: str, subset: str | None, root: Path | str | N
     if reason is None:
         return datasets.load_dataset(name, subset, cache_dir=folder)
     try:  # what was downloaded before is enough
-        offline = datasets.DownloadConfig(local_files_only=True)
-        return datasets.load_dataset(name, subset, cache_dir=folder, download_config=offline)
+        with _offline(datasets.config, constants):
+            return datasets.load_dataset(name, subset, cache_dir=folder)
     except Exception as error:
         raise FedlensError(
             f"huggingface:{name} is not on this computer and could not be downloaded ({reason}): "
             f"run 'fedlens data fetch huggingface:{name}' with a network, or give a local path."
         ) from error
+
+
+@contextmanager
+def _offline(*modules: Any) -> Iterator[None]:
+    """As with HF_HUB_OFFLINE=1, which is read on import: no request is tried again and again."""
+    before = [one.HF_HUB_OFFLINE for one in modules]
+    for one in modules:
+        one.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for one, value in zip(modules, before, strict=True):
+            one.HF_HUB_OFFLINE = value
 
 
 def _saved_to_disk(path: Path) -> bool:
