@@ -164,18 +164,21 @@ class Row:
         for key in values:
             if key not in known:
                 raise FedlensError(f"{below}{key} is not read by {choice}: {_reads(self, key)}")
+        given = {name: known[name].checked(value, where) for name, value in values.items()}
         for one in self.parameters:
             if one.name not in values and one.default is REQUIRED:
                 raise FedlensError(f"{choice} needs {below}{one.name} ({one.help}).")
         return {
-            name: one.checked(values.get(name, one.default), where) for name, one in known.items()
+            name: given[name] if name in given else one.checked(one.default, where)
+            for name, one in known.items()
         }
 
     def described(self, values: Mapping[str, Any]) -> str:
-        """The label with these values in it."""
+        """The label with these values in it; a parameter without any is shown by its name."""
+        names = {one.name: one.name.upper() for one in self.parameters}
         return self.label.format_map(
             {key: f"{value:g}" if isinstance(value, float) else value
-             for key, value in {**self.defaults, **values}.items()}
+             for key, value in {**names, **self.defaults, **values}.items()}
         )  # fmt: skip
 
     def portable(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`data=folder`: classes by folders, a fixed test split, a digest of the content, plain refusals."""
+"""`data=folder`: classes by folders, a fixed test split, a digest of the content, refusals."""
 
 import shutil
 from pathlib import Path
@@ -176,9 +176,7 @@ def test_the_folders_name_is_part_of_the_run_and_its_place_is_not(tmp_path: Path
         config = compose("quickstart", ["data=folder", f"data.root={root}"])
         return run_name(config), identity(config), labels(config)["data"]
 
-    here, there, other = (
-        named(tmp_path / one) for one in ("photos", "elsewhere/photos", "scans")
-    )
+    here, there, other = (named(tmp_path / one) for one in ("photos", "elsewhere/photos", "scans"))
     assert here == there
     assert here[0] != other[0]
     assert "_folder-photos_" in here[0]
@@ -186,7 +184,7 @@ def test_the_folders_name_is_part_of_the_run_and_its_place_is_not(tmp_path: Path
 
 
 def test_a_folder_needs_its_root() -> None:
-    with pytest.raises(FedlensError, match="data=folder needs data.root"):
+    with pytest.raises(FedlensError, match=r"data=folder needs data\.root"):
         compose("quickstart", ["data=folder"])
 
 

@@ -69,7 +69,7 @@ def test_wrong_lengths_and_numbers_get_one_sentence(tmp_path: Path) -> None:
         fl.partition([0] * 4, by="file", file=str(tmp_path / "p.npy"))
     with pytest.raises(FedlensError, match=r"cannot be read as a partition \(No such file"):
         fl.partition([0] * 4, by="file", file=str(tmp_path / "gone.csv"))
-    with pytest.raises(FedlensError, match="has 2 clients, not 3: set federated.clients=2"):
+    with pytest.raises(FedlensError, match=r"has 2 clients, not 3: set federated\.clients=2"):
         fl.partition([0] * 4, by="key", keys="abab", clients=3)
     with pytest.raises(FedlensError, match="There are 2 client ids for 4 samples"):
         fl.partition([0] * 4, by="key", keys="ab")

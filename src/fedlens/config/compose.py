@@ -102,11 +102,14 @@ def differences(config: Config) -> dict[str, Any]:
         for key in ROW_KEYS
         for name, value in row_of(config, key).defaults.items()
     }
+    # A folder of the user's own is what the run is about, wherever it lies.
+    folder = "data.root" if "root" in row_of(config, "data").traits.get("paths", ()) else None
     found: dict[str, Any] = {}
     for key, value in leaves(asdict(config)):
         row = row_key(key)
         rechosen = row is not None and row in found
-        if within(key, RUNTIME_KEYS) or value == (defaults if rechosen else preset).get(key, ...):
+        runtime = within(key, RUNTIME_KEYS) and key != folder
+        if runtime or value == (defaults if rechosen else preset).get(key, ...):
             continue
         found[row if row and key == f"{row}.name" else key] = value
     return found

@@ -34,7 +34,13 @@ LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
 log = logging.getLogger(__name__)
 
 
-@dataset(label="{dataset}", order=5, argument="dataset", path_or_name="dataset", resolution=True)
+@dataset(
+    label="{dataset} (Hugging Face)",
+    order=5,
+    argument="dataset",
+    path_or_name="dataset",
+    resolution=True,
+)
 def huggingface(
     root: Path | str | None = None,
     resolution: int = RESOLUTION,
