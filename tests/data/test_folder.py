@@ -215,6 +215,25 @@ def test_a_label_out_of_range_is_refused() -> None:
 # --- the library
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2, 1], "The label 2 is out of range: the model has 2 outputs"),
+        ([0, 1, -1, 1], "labels has -1: classes are whole numbers from 0"),
+        ([0, 1, 0.5, 1], "labels has fractions"),
+        ([0, 1, 1], "give as many labels as inputs"),
+    ],
+)
+def test_bad_labels_of_arrays_get_one_sentence(labels: list[float], message: str) -> None:
+    clients = fl.partition([0, 1, 0, 1], clients=2)
+    with pytest.raises(FedlensError, match=message):
+        fed = fl.fedavg(
+            torch.nn.Linear(3, 2), (torch.rand(4, 3), labels), clients,
+            lr=0.1, local_steps=2, batch_size=2,
+        )  # fmt: skip
+        fed.apply(fed.init(), fed.sample(fed.init(), participation=1.0))
+
+
 class Photos(TorchDataset):  # type: ignore[type-arg]
     """A dataset of Pillow images of unequal sizes."""
 

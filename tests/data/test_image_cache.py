@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +73,39 @@ def test_a_killed_build_continues_where_it_was() -> None:
     pixels = mapped(again.source(), size=8, title="")
     assert sorted(again.opened) == [4, 5, 6, 7, 8, 9]  # the first part of four was finished
     assert np.array_equal(pixels[0].numpy(), decoding.square(again.images[0], 8, "centre"))
+
+
+SLOW = """
+import sys, time
+from fedlens.data import image_cache
+from tests.data.test_image_cache import Opened
+image_cache.PART = 4
+opened = Opened()
+source = opened.source()
+def slowly(position):
+    time.sleep(0.2)
+    return source.open(position)
+slow = image_cache.Source(source.names, slowly, source.hashes)
+image_cache.mapped(slow, size=8, title="")
+"""
+
+
+def test_a_process_killed_at_any_moment_leaves_what_it_had_finished() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=Path(__file__).parents[2])
+    images = files.cache_dir() / "images"
+    deadline = time.monotonic() + 120
+    while not list(images.glob("*/parts.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    recorded = json.loads((entry() / "parts.json").read_text())["digests"]
+    finished = sum(digest is not None for digest in recorded)
+    assert finished >= 1
+    again = Opened()
+    pixels = mapped(again.source(), size=8, title="")
+    assert sorted(again.opened) == list(range(4 * finished, 10))
+    for position, image in enumerate(again.images):
+        assert np.array_equal(pixels[position].numpy(), decoding.square(image, 8, "centre"))
 
 
 def test_a_damaged_part_is_found_and_decoded_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -164,6 +164,23 @@ def test_the_files_name_is_part_of_the_run_and_its_place_is_not(tmp_path: Path) 
     assert "clients-of-split.json" in run_name(one)
 
 
+def test_nodes_are_sent_names_and_simulated_clients_paths(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="the extra fedlens[flower] is not installed")
+    from fedlens.config.compose import from_yaml
+    from fedlens.experiments.flower.setup import encode_setup
+
+    given = ["partition=file", f"partition.file={tmp_path / 'split.json'}"]
+    for engine, root, file in (
+        ("flower", "photos", "split.json"),
+        ("flower_simulation", str(tmp_path / "photos"), str(tmp_path / "split.json")),
+    ):
+        config = configured(tmp_path / "photos", *given, f"engine={engine}")
+        sent = from_yaml(encode_setup(config, None).config, "what was sent")
+        assert (sent.data.root, sent.partition.file) == (root, file)
+    central = compose("quickstart_fedavg", ["data.root=/mine", "engine=flower"])
+    assert from_yaml(encode_setup(central, None).config, "what was sent").data.root is None
+
+
 def test_shards_follow(tmp_path: Path) -> None:
     root, table = folder_by_hand(tmp_path)
     config = configured(root, "partition=key", f"partition.file={table}")

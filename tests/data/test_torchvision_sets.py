@@ -134,6 +134,9 @@ def test_validation_images_are_training_images(tmp_path: Path) -> None:
     data = torchvision(tmp_path, 16, dataset="DTD")
     assert (len(data.load_train()), len(data.load_test())) == (10, 4)
     assert data.classes == ("banded", "dotted")
+    states = data.verify()
+    assert len(states) == 14
+    assert set(states.values()) == {"ok"}
 
 
 def test_a_missing_set_without_a_network_is_said_in_one_sentence(

@@ -27,7 +27,7 @@ from fedlens.data.folder import split_of_files
 from fedlens.data.image_cache import Source
 from fedlens.data.image_dataset import RESOLUTION, Split, image_dataset
 from fedlens.data.image_files import image_files
-from fedlens.data.images import Dataset, Images
+from fedlens.data.images import Dataset, Images, Status
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import Range, dataset
 
@@ -118,15 +118,16 @@ def torchvision(
     if dataset not in SETS:
         raise FedlensError(f"data=torchvision:{dataset} is unknown: {suggest(dataset, list(SETS))}")
     chosen, folder = SETS[dataset], locate(root)
+    verify: Callable[[], dict[Path, Status]]
     train, test = _fetched(dataset, chosen, folder)
     classes = chosen.classes(train[0])
     if not chosen.from_files:
         arrays = [_arrays(chosen, parts) for parts in (train, test or [])]
         if size is None or arrays[0][0].shape[-2:] == (size, size):
             return _in_memory(dataset, classes, *arrays)
-        splits = [_split_of_arrays(*one) for one in arrays]
+        splits, verify = [_split_of_arrays(*one) for one in arrays], dict
     else:
-        splits = _splits_of_files(chosen, folder, train, test)
+        splits, verify = _splits_of_files(chosen, folder, train, test)
     return image_dataset(
         dataset,
         f"torchvision's {dataset} in {folder}",
@@ -137,6 +138,7 @@ def torchvision(
         resolution=resolution,
         crop=crop,
         test_fraction=test_fraction,
+        verify=verify,
     )
 
 
@@ -217,17 +219,17 @@ def _short_timeout() -> Iterator[None]:
 
 def _splits_of_files(
     chosen: _Set, folder: Path, train: list[Any], test: list[Any] | None
-) -> list[Split]:
+) -> tuple[list[Split], Callable[[], dict[Path, Status]]]:
+    """The training and the test images, and a function that decodes all files to their end."""
     pairs = [_files(chosen, parts) for parts in (train, test or [])]
     names = [
         path.resolve().relative_to(folder.resolve()).as_posix() for paths, _ in pairs
         for path in paths
     ]  # fmt: skip
-    everything = split_of_files(
-        image_files(folder, names), [label for _, labels in pairs for label in labels]
-    )
-    count = len(pairs[0][0])
-    return [everything.at(torch.arange(count)), everything.at(torch.arange(count, len(names)))]
+    found = image_files(folder, names)
+    everything = split_of_files(found, [label for _, labels in pairs for label in labels])
+    parts = torch.arange(len(names)).tensor_split([len(pairs[0][0])])
+    return [everything.at(part) for part in parts], found.verify
 
 
 def _files(chosen: _Set, parts: list[Any]) -> tuple[list[Path], list[int]]:
