@@ -10,7 +10,7 @@ from functools import cache
 from math import inf, nan
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
@@ -40,6 +40,12 @@ from fedlens.registry import (
 ROWS = [row for registry in REGISTRIES.values() for row in registry]
 CHOICES = [(key, row) for key, kind in ROW_KEYS.items() for row in REGISTRIES[kind]]
 PARAMETERS = [(row, one) for row in ROWS for one in row.parameters]
+NEEDED = {  # what a row must be told besides its name
+    "folder": {"root": "photos"},
+    "torchvision": {"dataset": "CIFAR10"},
+    "huggingface": {"dataset": "somebody/digits"},
+    "file": {"file": "split.json"},
+}
 EXPERIMENTS = {"sparse.rule": "sparse_fedavg"}  # of others, fedavg_iid
 
 
@@ -52,7 +58,7 @@ def name_of(value: object) -> str | None:
 def chosen(row: Row) -> dict[str, Any]:
     """The row by its name, with a word for every parameter that it cannot do without."""
     needed = [one.name for one in row.parameters if one.default is REQUIRED]
-    return {"name": row.name, **dict.fromkeys(needed, "something")}
+    return {"name": row.name, **dict.fromkeys(needed, "something"), **NEEDED.get(row.name, {})}
 
 
 @cache
@@ -470,7 +476,9 @@ def test_configs_need_no_torch(module: str) -> None:
 @pytest.mark.parametrize(("key", "row"), CHOICES, ids=name_of)
 def test_every_row_can_be_chosen_and_survives_its_file_and_its_command(key: str, row: Row) -> None:
     experiment = EXPERIMENTS.get(key, "fedavg_iid")
-    config = compose(experiment, [f"{key}={REGISTRIES[row.kind].spelled(chosen(row))}"])
+    given = {k: v for k, v in chosen(row).items() if k != "name"}
+    words = [f"{key}={row.name}", *(f"{key}.{name}={value}" for name, value in given.items())]
+    config = compose(experiment, words)
     value = registry_value(config, key)
     assert value["name"] == row.name
     assert set(value.parameters) == {one.name for one in row.parameters}
@@ -491,6 +499,8 @@ def another(parameter: Parameter) -> Any:
     members, default = get_args(parameter.type) or (parameter.type,), parameter.default
     if bool in members:
         return not default
+    if get_origin(parameter.type) is Literal:
+        return next(one for one in members if one != default)
     if str in members:
         return "elsewhere"
     low, high, _, _ = parameter.range._bounds if parameter.range else (0.0, inf, True, True)
@@ -509,7 +519,7 @@ def test_only_values_that_are_not_defaults_name_a_run(
 ) -> None:
     plain = changed(base(key), {key: chosen(row)})
     always_named = f"{key}.{parameter.name}" == "backbone.resolution"
-    if parameter.default is not REQUIRED:
+    if parameter.default is not REQUIRED and parameter.name not in NEEDED.get(row.name, {}):
         same = changed(plain, {f"{key}.{parameter.name}": parameter.default})
         assert run_name(same) == run_name(plain)
         named = f"{key}.{parameter.name}" in identity(plain)
@@ -518,7 +528,7 @@ def test_only_values_that_are_not_defaults_name_a_run(
     if parameter.name == "nesterov":
         values["train.optimizer.momentum"] = 0.9
     other = changed(plain, values)
-    runtime = key == "engine" or f"{key}.{parameter.name}" == "data.root"
+    runtime = key == "engine" or (parameter.name == "root" and row.name != "folder")
     assert (run_name(other) == run_name(plain)) == runtime
     assert (identity(other) == identity(plain)) == runtime
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedlens.arithmetic.merging import merge as merge
     from fedlens.arithmetic.task_vectors import apply_task_vector as apply_task_vector
     from fedlens.arithmetic.task_vectors import task_vector as task_vector
+    from fedlens.data.own_images import images as images
     from fedlens.data.partition import Partition as Partition
     from fedlens.data.partition import partition as partition
     from fedlens.errors import FedlensError as FedlensError
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 # Public name → where it is defined.
 _PUBLIC = {
     # data
+    "images": "fedlens.data.own_images:images",
     "Partition": "fedlens.data.partition:Partition",
     "partition": "fedlens.data.partition:partition",
     # sparse fine-tuning

@@ -7,6 +7,7 @@ package's own rows are read from their source without importing it, so that no c
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +15,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from math import inf
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -173,19 +174,37 @@ class Row:
         for key in values:
             if key not in known:
                 raise FedlensError(f"{below}{key} is not read by {choice}: {_reads(self, key)}")
+        given = {name: known[name].checked(value, where) for name, value in values.items()}
         for one in self.parameters:
             if one.name not in values and one.default is REQUIRED:
                 raise FedlensError(f"{choice} needs {below}{one.name} ({one.help}).")
         return {
-            name: one.checked(values.get(name, one.default), where) for name, one in known.items()
+            name: given[name] if name in given else one.checked(one.default, where)
+            for name, one in known.items()
         }
 
     def described(self, values: Mapping[str, Any]) -> str:
-        """The label with these values in it."""
+        """The label with these values in it; a parameter without any is shown by its name."""
+        names = {one.name: one.name.upper() for one in self.parameters}
         return self.label.format_map(
             {key: f"{value:g}" if isinstance(value, float) else value
-             for key, value in {**self.defaults, **values}.items()}
+             for key, value in {**names, **self.defaults, **values}.items()}
         )  # fmt: skip
+
+    def portable(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values with paths cut to their last name, which does not depend on the computer.
+
+        The trait `paths` names parameters that are paths, and `path_or_name` one that is a path if
+        it begins like one.
+        """
+        maybe = self.traits.get("path_or_name")
+        return {
+            key: Path(os.path.abspath(Path(value).expanduser())).name  # noqa: PTH100
+            if isinstance(value, str)
+            and (key in self.traits.get("paths", ()) or (key == maybe and is_path(value)))
+            else value
+            for key, value in values.items()
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.name in REGISTRIES[self.kind]:
@@ -592,6 +611,11 @@ def _default(value: ast.expr | None) -> Any:
     return REQUIRED if value is None else ast.literal_eval(value)
 
 
+def is_path(word: str) -> bool:
+    """Whether a word that may be a name or a path is a path: it begins with /, . or ~."""
+    return word.startswith(("/", ".", "~")) or PurePath(word).is_absolute()
+
+
 def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
@@ -855,13 +879,17 @@ mask_rule = Registry(
 )
 partitioner = Registry(
     "partitioner",
-    ("fedlens.data.partition",),
+    ("fedlens.data.partition", "fedlens.data.assignments"),
     what="partition",
     takes=lambda *_: ("labels", "clients", "seed"),
     doc="""Who holds which training example.
 
     A function `(labels, clients, seed, **parameters)` that returns the client of each sample, as an
-    integer tensor. `labels` are numbered from 0 without gaps; every client must get a sample.
+    integer tensor. `labels` are numbered from 0 without gaps; every client must get a sample. With
+    the trait `assigned=True`, a function `(samples, **parameters)` that returns an id of the client
+    of each of the dataset's training samples, before any are held out: `samples` has their `count`,
+    `names` and `clients` (or None), and the number of clients follows. Parameters in the trait
+    `paths` are paths: only the base name is part of what a run is.
 
     Examples:
         >>> import torch
@@ -894,7 +922,9 @@ dataset = Registry(
 
     A function `(root, **parameters)` that returns a `fedlens.data.images.Dataset`; nothing is read
     before a split is loaded. The traits `classes`, `train_images`, `test_images` and `image_size`
-    are what plans and estimates of costs read. The parameters below are of all datasets.
+    are what plans and estimates of costs read. With the trait `resolution=True` it is called as
+    `(root, resolution, **parameters)` with the pixels of the backbone's inputs. The parameters
+    below are of all datasets.
 
     Examples:
         >>> import torch

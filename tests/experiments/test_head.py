@@ -33,7 +33,6 @@ from fedlens.models import heads
 from fedlens.models.classifier import Classifier
 from fedlens.models.heads import Statistics
 from fedlens.registry import head as registry
-from fedlens.registry import partitioner
 from fedlens.runtime.stop import StopRequest
 from fedlens.runtime.threads import limited_threads
 from tests.federated.small import FP32, local_training
@@ -109,7 +108,7 @@ def same(one: nn.Linear, two: nn.Linear) -> None:
 
 
 @pytest.mark.parametrize("head", ["ridge", "class_means"])
-@pytest.mark.parametrize("name", partitioner.names)
+@pytest.mark.parametrize("name", SKEW)
 @settings(max_examples=10)
 @given(clients=st.integers(5, 30), seed=st.integers(0, 99))
 def test_the_federated_head_is_the_central_one_whoever_holds_what(
@@ -121,7 +120,7 @@ def test_the_federated_head_is_the_central_one_whoever_holds_what(
     same(federated, central)
 
 
-@pytest.mark.parametrize("name", partitioner.names)
+@pytest.mark.parametrize("name", SKEW)
 def test_the_free_numbers_are_chosen_alike(name: str) -> None:
     central, facts = fit("ridge")
     federated, others = fit("ridge", split(name, 10, 0))

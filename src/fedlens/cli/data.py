@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Fetch, verify and describe datasets.", no_args_is_help=True)
 
 DataName = Annotated[
-    str, typer.Argument(metavar="DATASET", help="A name from `fedlens config rows dataset`.")
+    str,
+    typer.Argument(
+        metavar="DATASET",
+        help="A name from `fedlens config rows dataset`, such as torchvision:CIFAR10.",
+    ),
+]
+DataSettings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[data.KEY=VALUE]…", help="Parameters of the dataset."),
 ]
 DataRoot = Annotated[
     Path | None,
@@ -25,9 +33,17 @@ DataRoot = Annotated[
 
 
 @app.command()
-def fetch(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins = None) -> None:
-    """Download or draw the images of a dataset unless they exist."""
-    dataset = _dataset(name, root)
+def fetch(
+    name: DataName = "cifar100",
+    settings: DataSettings = None,
+    root: DataRoot = None,
+    _plugins: Plugins = None,
+) -> None:
+    """Download, draw or decode the images of a dataset unless they exist.
+
+    Example: `fedlens data fetch folder --root photos data.size=32`
+    """
+    dataset = _dataset(name, settings, root)
     images = dataset.load_train()
     out.print(
         f"{name} is complete: {len(images)} training images of {len(dataset.classes)} classes"
@@ -35,15 +51,23 @@ def fetch(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins 
 
 
 @app.command()
-def verify(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins = None) -> None:
-    """Compare the files of a dataset with the official checksums."""
-    states = _dataset(name, root).verify()
+def verify(
+    name: DataName = "cifar100",
+    settings: DataSettings = None,
+    root: DataRoot = None,
+    _plugins: Plugins = None,
+) -> None:
+    """Compare the files of a dataset with the official checksums, or decode them all."""
+    states = _dataset(name, settings, root).verify()
     for file, state in states.items():
         out.print(f"{state:8} {file}", soft_wrap=True)
     if not states:
         out.print(f"{name} has no files to verify: it is checked whenever it is loaded.")
     elif set(states.values()) != {"ok"}:
-        raise FedlensError(f"{name} is not complete: run `fedlens data fetch {name}`.")
+        raise FedlensError(
+            f"{name} is not complete: fetch what is missing by `fedlens data fetch {name}`, and "
+            "replace or remove what is corrupt."
+        )
 
 
 @app.command()
@@ -76,9 +100,14 @@ def partition(
 
 
 @app.command()
-def describe(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugins = None) -> None:
-    """Describe a dataset; its test images are not read."""
-    dataset = _dataset(name, root)
+def describe(
+    name: DataName = "cifar100",
+    settings: DataSettings = None,
+    root: DataRoot = None,
+    _plugins: Plugins = None,
+) -> None:
+    """Describe a dataset; its test images are not shown."""
+    dataset = _dataset(name, settings, root)
     images = dataset.load_train()
     counts = images.labels.bincount()
     table = Table.grid(padding=(0, 2))
@@ -91,6 +120,13 @@ def describe(name: DataName = "cifar100", root: DataRoot = None, _plugins: Plugi
     out.print(table)
 
 
-def _dataset(name: str, root: Path | None) -> "Dataset":
-    dataset: Dataset = registry.dataset[name].make(root)
-    return dataset
+def _dataset(name: str, words: list[str] | None, root: Path | None) -> "Dataset":
+    from fedlens.config.compose import parse
+    from fedlens.experiments.local_data import open_dataset
+
+    values = registry.dataset.chosen(name)
+    for key, value in parse(words or []):
+        values[key.removeprefix("data.")] = value
+    if root is not None:
+        values["root"] = str(root)
+    return open_dataset(registry.dataset.settings(values, "data"))

@@ -9,7 +9,14 @@ import re
 
 from fedlens.config.schema import AlgorithmConfig, Config, batch_norm, cohort_size, head_only
 from fedlens.errors import FedlensError, suggest
-from fedlens.registry import aggregator, client_optimizer, diagnostic, mask_rule, trainable
+from fedlens.registry import (
+    aggregator,
+    client_optimizer,
+    dataset,
+    diagnostic,
+    mask_rule,
+    trainable,
+)
 from fedlens.training.schedules import SHAPES
 
 PRECISIONS = ("fp32", "amp")
@@ -51,6 +58,10 @@ def check(config: Config) -> None:
     selects = config.evaluate.select == "best" or train.early_stopping is not None
     chooses = any(head.get(name, 1) is None for name in ("temperature", "l2"))
     for fine, complaint in [
+        (
+            data.root is not None or not dataset[data.name].traits.get("root_required"),
+            f"data={data.name} needs data.root, the folder of your images",
+        ),
         (config.seed >= 0, f"seed={config.seed} must be 0 or more"),
         (config.threads is None or config.threads > 0, "threads must be at least 1"),
         (

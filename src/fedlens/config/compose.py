@@ -33,7 +33,7 @@ from fedlens.registry import REGISTRIES, Row, diagnostic, load_plugin
 
 DIAGNOSTICS = "federated.diagnostics"  # names rows too, but as a list
 FROM_FILE = "from_file"  # Hydra's name for an experiment that is a file of the user's
-MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights")
+MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights", "partition.file")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ def compose(experiment: str, overrides: list[str]) -> Config:
     return _composed([f"+experiment={experiment}"], parsed)
 
 
+def parse(words: list[str]) -> list[tuple[str, Any]]:
+    """The keys and values of `key=value` words."""
+    return [(one.key, one.value) for word in words for one in _parsed(word)]
+
+
 def command(config: Config) -> list[str]:
     """The command line that gives this config again, without its runtime keys."""
     words = (f"{key}={word(value)}" for key, value in differences(config).items())
@@ -112,11 +117,14 @@ def differences(config: Config) -> dict[str, Any]:
         for key in ROW_KEYS
         for name, value in row_of(config, key).defaults.items()
     }
+    # A folder of the user's own is what the run is about, wherever it lies.
+    folder = "data.root" if "root" in row_of(config, "data").traits.get("paths", ()) else None
     found: dict[str, Any] = {}
     for key, value in leaves(asdict(config)):
         row = row_key(key)
         rechosen = row is not None and row in found
-        if within(key, RUNTIME_KEYS) or value == (defaults if rechosen else preset).get(key, ...):
+        runtime = within(key, RUNTIME_KEYS) and key != folder
+        if runtime or value == (defaults if rechosen else preset).get(key, ...):
             continue
         if row and key == f"{row}.plugin":  # the row knows it
             continue

@@ -5,15 +5,16 @@ Only keys that differ from their defaults count, so a new key renames no run.
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from functools import cache
 from pathlib import PurePath
 from typing import Any
 
 from fedlens.config import labels
-from fedlens.config.compose import leaves, row_of, within
+from fedlens.config.compose import getattr_dotted, leaves, row_of, within
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config
-from fedlens.registry import backbone, diagnostic, trainable
+from fedlens.registry import backbone, dataset, diagnostic, trainable
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -31,6 +32,11 @@ def identity(config: Config) -> dict[str, Any]:
         values = {key: value for key, value in values.items() if not within(key, ["privacy"])}
     if config.backbone.resolution:  # named even where it is the backbone's own
         values["backbone.resolution"] = config.backbone.resolution
+    for key in ROW_KEYS:  # files and folders may lie elsewhere; the manifest holds their hashes
+        row, chosen = row_of(config, key), getattr_dotted(config, key)
+        portable = row.portable(chosen)
+        paths = {*row.traits.get("paths", ()), row.traits.get("path_or_name")} & chosen.keys()
+        values |= {f"{key}.{name}": portable[name] for name in paths if chosen[name] is not None}
     if config.backbone.weights:  # the same file may lie elsewhere; the manifest holds its hash
         values["backbone.weights"] = PurePath(config.backbone.weights).name
     for name in config.federated.diagnostics:  # other rows have their plugin in the config
@@ -56,7 +62,7 @@ def run_name(config: Config) -> str:
     scratch = "" if config.backbone.pretrained else "-scratch"
     parts = [
         config.experiment,
-        config.data.name + subset,
+        _data(config) + subset,
         _backbone(config) + resolution + scratch,
         f"{config.head.name}-{trainable.spelled(config.train.trainable).replace(':', '')}",
         *_masks(config),
@@ -69,6 +75,14 @@ def run_name(config: Config) -> str:
 
 def _backbone(config: Config) -> str:
     return backbone.spelled(config.backbone).replace(":", "-")
+
+
+def _data(config: Config) -> str:
+    """The word of a run's name for its dataset, with its argument or the name of its folder."""
+    row = row_of(config, "data")
+    portable = row.portable(config.data)
+    folder = [portable["root"]] if "root" in row.traits.get("paths", ()) else []
+    return re.sub(r"[^\w.=-]+", "-", "-".join([dataset.spelled(portable), *folder]))
 
 
 def _masks(config: Config) -> list[str]:

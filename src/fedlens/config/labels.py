@@ -86,4 +86,5 @@ def _unusual(config: Config, key: str) -> list[str]:
 
 
 def _label(config: Config, key: str) -> str:
-    return row_of(config, key).described(getattr_dotted(config, key))
+    row = row_of(config, key)
+    return row.described(row.portable(getattr_dotted(config, key)))

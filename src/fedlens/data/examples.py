@@ -117,6 +117,10 @@ def as_examples(
             f"inputs has shape {tuple(inputs.shape)} and labels {tuple(labels.shape)}: give as "
             "many labels as inputs, one number each."
         )
+    if labels.is_floating_point() and not torch.equal(labels, labels.round()):
+        raise FedlensError("labels has fractions: classes are whole numbers from 0.")
+    if len(labels) and int(labels.min()) < 0:
+        raise FedlensError(f"labels has {int(labels.min())}: classes are whole numbers from 0.")
     return TensorExamples(inputs, labels.long())
 
 

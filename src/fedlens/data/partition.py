@@ -1,19 +1,21 @@
 """Who holds which training example: N samples split over K clients, each sample to exactly one.
 
 Rows: no skew, Nc classes for each client, Dirichlet label skew, log-normal size skew. All bounds
-are met by construction, so no partition is rejected and drawn again.
+are met by construction, so no partition is rejected and drawn again. `assignments` has the rows
+that are given by the data or by a file.
 """
 
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedlens import rng
+from fedlens.data.assignments import Samples, numbered
 from fedlens.data.class_assignment import assign_classes
 from fedlens.errors import FedlensError
 from fedlens.registry import Range, partitioner
@@ -52,20 +54,22 @@ class Partition:
 def partition(
     labels: torch.Tensor | npt.NDArray[np.integer] | list[int],
     *,
-    clients: int,
+    clients: int | None = None,
     by: str | Callable[..., torch.Tensor] = "iid",
     seed: int = 0,
+    keys: Sequence[Any] | None = None,
     **parameters: object,
 ) -> Partition:
     """Splits the samples with these labels over clients.
 
     Args:
         labels: The class of each sample. Only classes that occur count, so numbers may have gaps.
-        clients: How many clients share the samples.
-        by: `"iid"`, `"classes"`, `"dirichlet"`, `"quantity"` or a partition of your own: its name,
-            or a function `(labels, clients, seed, **parameters)` that returns the client of each
-            sample, where `labels` are numbered from 0 without gaps.
+        clients: How many clients share the samples; may be left out where `by` decides it.
+        by: `"iid"`, `"classes"`, `"dirichlet"`, `"quantity"`, `"key"`, `"file"` or a partition of
+            your own: its name, or a function `(labels, clients, seed, **parameters)` that returns
+            the client of each sample, where `labels` are numbered from 0 without gaps.
         seed: Of all random draws; the same seed gives the same partition.
+        keys: Of `by="key"`: who each sample is from, such as the names of writers.
         **parameters: Those of the chosen partition, such as `classes_per_client` or `alpha`.
 
     Returns:
@@ -78,6 +82,8 @@ def partition(
         [10, 10, 10, 10]
         >>> len(clients.shard(0))
         10
+        >>> fl.partition([0, 1, 0], by="key", keys=["ann", "bob", "ann"]).sizes.tolist()
+        [2, 1]
     """
     labels = torch.as_tensor(labels).cpu()
     if labels.ndim != 1:
@@ -86,6 +92,14 @@ def partition(
         )
     if len(labels) == 0:
         raise FedlensError("There are no samples to partition: choose other data.")
+    row = partitioner[by] if isinstance(by, str) else None
+    if keys is not None and (row is None or row.name != "key"):
+        raise FedlensError('keys go with by="key": leave them out, or choose it.')
+    if row is not None and row.traits.get("assigned"):
+        samples = Samples(len(labels), clients=keys)
+        return grouped(assigned(row.name, samples, row.checked(parameters), clients))
+    if clients is None:
+        raise FedlensError("clients is missing: say how many clients share the samples.")
     if clients < 1:
         raise FedlensError(f"clients={clients} must be 1 or more.")
     if clients > len(labels):
@@ -93,15 +107,37 @@ def partition(
             f"clients={clients} is more than the {len(labels)} samples: "
             f"choose clients={len(labels)} or fewer."
         )
-    if isinstance(by, str):
-        row = partitioner[by]
+    if row is not None:
         split, parameters = row.make, row.checked(parameters)
     else:
+        assert not isinstance(by, str)
         split = by
         partitioner.check_signature(split, {}, parameters)
     _, dense = torch.unique(labels, return_inverse=True)
-    holder = _checked(split(dense, clients, seed, **parameters), len(labels), clients)
-    sizes = torch.bincount(holder, minlength=clients)
+    return grouped(_checked(split(dense, clients, seed, **parameters), len(labels), clients))
+
+
+def assigned(
+    name: str, samples: Samples, parameters: Mapping[str, Any], clients: int | None
+) -> torch.Tensor:
+    """The client of each sample by a row that says it; `clients` is how many there should be."""
+    holder, ids = numbered(partitioner[name].make(samples, **parameters))
+    if len(holder) != samples.count:
+        raise FedlensError(
+            f"The partition '{name}' names a client for {len(holder)} samples, and there are "
+            f"{samples.count}: name one for each."
+        )
+    if clients not in (None, len(ids)):
+        raise FedlensError(
+            f"The partition '{name}' has {len(ids)} clients, not {clients}: set "
+            f"federated.clients={len(ids)} (clients={len(ids)} in Python)."
+        )
+    return holder
+
+
+def grouped(holder: torch.Tensor) -> Partition:
+    """The partition in which client `holder[i]` holds sample i; clients are numbered from 0."""
+    sizes = torch.bincount(holder)
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return Partition(order=holder.argsort(stable=True), offsets=offsets)
 

@@ -105,7 +105,6 @@ def write(
     homes = clients_by_node(len(partition), nodes)
     class_counts = histogram(partition, images.labels[train_index], len(dataset.classes))
     order = train_index[partition.order]
-    assignment = {"order": order, "offsets": partition.offsets, "held_out": validation_index}
     shared = {
         "version": VERSION,
         "dataset": dataset.name,
@@ -113,7 +112,7 @@ def write(
         "dataset_digest": dataset.digest,
         "partition_spec": json.loads(json.dumps(dict(partition_spec), allow_nan=False)),
         "nodes": nodes,
-        "partition_digest": params.digest(assignment),
+        "partition_digest": partition_digest(partition, train_index, validation_index),
     }
     wanted = {}
     for node, home in enumerate(homes):
@@ -132,6 +131,16 @@ def write(
         files.clear_partials(folder, of=path.name)
         _write(path, wanted[path])
     return bool(missing)
+
+
+def partition_digest(
+    partition: Partition, train_index: torch.Tensor, validation_index: torch.Tensor
+) -> str:
+    """Of who holds which image, and which images are held out."""
+    order = train_index[partition.order]
+    return params.digest(
+        {"order": order, "offsets": partition.offsets, "held_out": validation_index}
+    )
 
 
 def read_node(folder: Path) -> NodeShard:
@@ -244,7 +253,8 @@ def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
 def _images(folder: Path, about: Mapping[str, Any], name: str) -> Images:
     try:
         if files.sha256(folder / name) == about["files"][name]:
-            return Images(**load_file(folder / name))
+            stored = load_file(folder / name)
+            return Images(stored["pixels"], stored["labels"])
     except OSError as error:
         raise _unusable(folder, f"{name}: {error.strerror or error}") from error
     raise _unusable(folder, f"{name} does not match its checksum")

@@ -17,12 +17,12 @@ P = ParamSpec("P")
 
 
 def stratified(
-    labels: torch.Tensor, fraction: float, seed: int
+    labels: torch.Tensor, fraction: float, seed: int, *, purpose: str = "split"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(train, validation) indices, sorted, disjoint and covering.
 
     Class c gives ⌊fraction·n_c⌋ or one more, by largest remainder, so that the validation split
-    has exactly round(fraction·N) samples.
+    has exactly round(fraction·N) samples. `purpose` is the address of the random draws.
     """
     if not 0 <= fraction < 1:
         raise FedlensError(f"The validation fraction must be in [0, 1), not {fraction}.")
@@ -33,7 +33,7 @@ def stratified(
             f"A validation fraction of {fraction} leaves class {int(emptied.nonzero()[0])} "
             "without training samples: choose a smaller fraction."
         )
-    shuffled = torch.randperm(len(labels), generator=rng.generator(seed, "split"))
+    shuffled = torch.randperm(len(labels), generator=rng.generator(seed, purpose))
     grouped = shuffled[labels[shuffled].argsort(stable=True)]  # by class, shuffled within it
     first = counts.cumsum(0) - counts
     rank = torch.arange(len(labels)) - first[labels[grouped]]

@@ -55,7 +55,8 @@ def draw_dataset(
 
     def load(split: str, per_class: int) -> Images:
         path = folder / f"{split}.safetensors"
-        return Images(**cached(path, lambda: _draw(classes, split, per_class)))
+        drawn = cached(path, lambda: _draw(classes, split, per_class))
+        return Images(drawn["pixels"], drawn["labels"])
 
     return Dataset(
         name="synthetic",
@@ -69,7 +70,8 @@ def draw_dataset(
 def pretraining(*, per_class: int) -> Images:
     """Images of all combinations that are not classes of the benchmark, labelled in their order."""
     _, others = combinations()
-    return Images(**_draw(others, "pretraining", per_class))
+    drawn = _draw(others, "pretraining", per_class)
+    return Images(drawn["pixels"], drawn["labels"])
 
 
 def combinations() -> tuple[list[Combination], list[Combination]]:

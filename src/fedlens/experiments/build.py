@@ -150,10 +150,18 @@ def build(
     )  # fmt: skip
 
     input_hashes = {"data": data.dataset_digest, "weights": weights_hash}
+    if data.partition_digest is not None:
+        input_hashes["partition"] = data.partition_digest
     plain = Pipeline(resolution, row.mean, row.std)
     augmented = replace(plain, augmentation=Augmentation(**asdict(config.augment)))
     extractor = Extractor(
-        backbone, row, plain, precision, device, {**input_hashes, "data": data.digest}, stop
+        backbone,
+        row,
+        plain,
+        precision,
+        device,
+        {"data": data.digest, "weights": weights_hash},
+        stop,
     )
     frozen_features = FrozenFeatures(
         lambda: extractor(images, "train", config.data.train_per_class),

@@ -106,7 +106,12 @@ def load_run(
         evaluator=evaluator,
         start=start,
         tuned=tuned,
-        validation_split=(config.seed, data.name, data.validation, data.train_per_class),
+        validation_split=(
+            config.seed,
+            experiment.input_hashes["data"],
+            data.validation,
+            data.train_per_class,
+        ),
         statistics_examples=algorithm.statistics_examples,
         adds_updates=(algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
         == ("mean", "sgd", 1.0),

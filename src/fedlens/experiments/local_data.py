@@ -1,7 +1,7 @@
 """Which data this process has: all of them, or the part of a federation's server or node."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,16 @@ import torch
 from fedlens.config.compose import row_of
 from fedlens.config.schema import Config
 from fedlens.data import shards
+from fedlens.data.assignments import Samples
+from fedlens.data.image_dataset import RESOLUTION
 from fedlens.data.images import Dataset, Images
-from fedlens.data.partition import Partition, partition
+from fedlens.data.partition import Partition, assigned, grouped, partition
 from fedlens.data.partition_statistics import LISTED, histogram, statistics
 from fedlens.data.shards import NodeShard, ServerShard
 from fedlens.data.splits import stratified
 from fedlens.errors import FedlensError
+from fedlens.models import backbones
+from fedlens.registry import RowSettings
 from fedlens.registry import dataset as dataset_registry
 
 
@@ -31,15 +35,18 @@ class LocalData:
     partition: Partition | None  # of the training examples over the clients; None: no clients
     class_counts: torch.Tensor  # [K, C]: how many examples of each class each client holds
     load_test: Callable[[], Images]
+    partition_digest: str | None = None  # of a partition that is given, not drawn by a seed
 
 
 def whole(config: Config) -> LocalData:
     """All data, where one process simulates all clients."""
     data = dataset(config)
-    images, train_index, validation_index = training_images(config, data)
+    images, train_index, validation_index, clients = training_images(config, data)
     labels = images.labels[train_index]
-    clients = partition_of(config, labels)
     classes = len(data.classes)
+    digest = None
+    if clients is not None and _assigned(config):
+        digest = shards.partition_digest(clients, train_index, validation_index)
     return LocalData(
         name=data.name,
         classes=classes,
@@ -54,11 +61,12 @@ def whole(config: Config) -> LocalData:
             if clients is None
             else histogram(clients, labels, classes)
         ),
-        load_test=lambda: data.load_test().limited(config.data.test_per_class),
+        load_test=lambda: _test_images(config, data),
+        partition_digest=digest,
     )
 
 
-def of_server(shard: ServerShard) -> LocalData:
+def of_server(config: Config, shard: ServerShard) -> LocalData:
     """What a server evaluates on; of the clients' data it has the counts of each class."""
     return LocalData(
         name=shard.dataset,
@@ -71,6 +79,7 @@ def of_server(shard: ServerShard) -> LocalData:
         partition=shard.partition,
         class_counts=shard.class_counts,
         load_test=shard.load_test,
+        partition_digest=shard.partition_digest if _assigned(config) else None,
     )
 
 
@@ -96,10 +105,11 @@ def of_node(shard: NodeShard) -> LocalData:
 
 def partition_spec(config: Config) -> dict[str, Any]:
     """What decides which client holds which image: all parties of a federation must agree on it."""
+    data = row_of(config, "data").portable(config.data)
     return {
         "seed": config.seed,
-        "data": {k: v for k, v in asdict(config)["data"].items() if k != "root"},
-        "partition": asdict(config)["partition"],
+        "data": {name: value for name, value in data.items() if name != "root"},
+        "partition": row_of(config, "partition").portable(config.partition),
         "clients": config.federated.clients,
     }
 
@@ -109,8 +119,7 @@ def write_shards(
 ) -> bool:
     """Writes the data of the server and of each node into `folder`; False if they were there."""
     data = dataset(config)
-    images, train_index, validation_index = training_images(config, data)
-    clients = partition_of(config, images.labels[train_index])
+    images, train_index, validation_index, clients = training_images(config, data)
     if clients is None:
         raise FedlensError(f"{config.experiment} has no clients to split data for.")
     return shards.write(
@@ -119,7 +128,7 @@ def write_shards(
         images=images,
         train_index=train_index,
         validation_index=validation_index,
-        test=data.load_test().limited(config.data.test_per_class),
+        test=_test_images(config, data),
         partition=clients,
         partition_spec=partition_spec(config),
         nodes=nodes,
@@ -128,24 +137,41 @@ def write_shards(
 
 
 def dataset(config: Config) -> Dataset:
-    row, root = row_of(config, "data"), config.data.root
+    settings = config.backbone
+    resolution = settings.resolution or backbones.find(settings).resolution
+    return open_dataset(config.data, resolution or RESOLUTION)
+
+
+def open_dataset(settings: RowSettings, resolution: int = RESOLUTION) -> Dataset:
+    """The dataset that a config's `data` chooses; `resolution` is that of a backbone's inputs."""
+    row, root = dataset_registry[settings.name], settings.root
     own = {one.name for one in row.parameters} - {one.name for one in dataset_registry.common}
-    parameters = {name: config.data[name] for name in own}
-    data = row.make(Path(root).expanduser() if root else None, **parameters)
+    arguments: list[Any] = [Path(root).expanduser() if root else None]
+    if row.traits.get("resolution"):
+        arguments.append(resolution)
+    data = row.make(*arguments, **{name: settings[name] for name in own})
     assert isinstance(data, Dataset)
     return data
 
 
-def training_images(config: Config, data: Dataset) -> tuple[Images, torch.Tensor, torch.Tensor]:
-    """The training images, and the positions of those trained on and of those held out."""
-    images = data.load_train().limited(config.data.train_per_class)
+def training_images(
+    config: Config, data: Dataset
+) -> tuple[Images, torch.Tensor, torch.Tensor, Partition | None]:
+    """The training images, the positions of those trained on and held out, and who holds them."""
+    everything = _with_valid_labels(data, data.load_train())
+    images = everything.limited(config.data.train_per_class)
     train_index, validation_index = stratified(images.labels, config.data.validation, config.seed)
     if config.data.validation and not len(validation_index):
         raise FedlensError(
             f"data.validation={config.data.validation} of {len(images)} images is none at all: "
             "choose a larger fraction."
         )
-    return images, train_index, validation_index
+    if not _assigned(config):
+        clients = partition_of(config, images.labels[train_index])
+        return images, train_index, validation_index, clients
+    holder = _holders(config, everything)[everything.first(config.data.train_per_class)]
+    train_index, validation_index = _with_an_image_each(holder, train_index, validation_index)
+    return images, train_index, validation_index, grouped(holder[train_index])
 
 
 def partition_of(config: Config, labels: torch.Tensor) -> Partition | None:
@@ -161,7 +187,69 @@ def partition_of(config: Config, labels: torch.Tensor) -> Partition | None:
     )
 
 
+def _assigned(config: Config) -> bool:
+    """Whether the data or a file say who holds which image."""
+    given = row_of(config, "partition").traits.get("assigned", False)
+    return config.federated.clients is not None and bool(given)
+
+
+def _holders(config: Config, images: Images) -> torch.Tensor:
+    """The client of each training image, as the data or a file say."""
+    samples = Samples(len(images), images.names, images.clients)
+    holder = assigned(
+        config.partition.name, samples, config.partition.parameters, config.federated.clients
+    )
+    left = holder[images.first(config.data.train_per_class)]
+    counts = torch.bincount(left, minlength=int(holder.max()) + 1)
+    if len(empty := (counts == 0).nonzero()):
+        raise FedlensError(
+            f"data.train_per_class={config.data.train_per_class} leaves client {int(empty[0])} "
+            "without images: choose more images, or leave it out."
+        )
+    return holder
+
+
+def _with_an_image_each(
+    holder: torch.Tensor, train: torch.Tensor, validation: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client whose images would all be held out keeps its first one."""
+    kept = torch.bincount(holder[train], minlength=int(holder.max()) + 1)
+    returned = []
+    for position in validation.tolist():
+        client = int(holder[position])
+        if kept[client] == 0:
+            kept[client] += 1
+            returned.append(position)
+    if not returned:
+        return train, validation
+    back = torch.tensor(returned)
+    return torch.cat([train, back]).sort().values, validation[~torch.isin(validation, back)]
+
+
+def _test_images(config: Config, data: Dataset) -> Images:
+    return _with_valid_labels(data, data.load_test()).limited(config.data.test_per_class)
+
+
+def _with_valid_labels(data: Dataset, images: Images) -> Images:
+    """Refuses labels that are no class's number: they would fail somewhere within training."""
+    if not len(images):
+        raise FedlensError(f"{data.name} has a split without images: add some.")
+    if len(images.labels) != len(images.pixels):
+        raise FedlensError(
+            f"{data.name} has {len(images.labels)} labels for {len(images.pixels)} images: give "
+            "one for each."
+        )
+    low, high = int(images.labels.min()), int(images.labels.max())
+    if low < 0 or high >= len(data.classes):
+        raise FedlensError(
+            f"{data.name} has the label {low if low < 0 else high}, and its {len(data.classes)} "
+            f"classes are numbered from 0 to {len(data.classes) - 1}."
+        )
+    return images
+
+
 def partition_record(config: Config, class_counts: torch.Tensor) -> dict[str, Any]:
     """A partition for the records: statistics, and counts by class where clients are not many."""
     listed = {"histogram": class_counts.tolist()} if len(class_counts) <= LISTED else {}
-    return {**config.partition, "statistics": statistics(class_counts), **listed}
+    portable = row_of(config, "partition").portable(config.partition)
+    return {**portable, "statistics": statistics(class_counts), **listed}

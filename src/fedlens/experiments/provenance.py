@@ -43,7 +43,7 @@ def _sparse(config: Config) -> dict[str, Any]:
 def _federated(config: Config, algorithm: str) -> dict[str, Any]:
     return {
         "clients": config.federated.clients,
-        "partition": dict(config.partition),
+        "partition": row_of(config, "partition").portable(config.partition),
         "algorithm": algorithm,
         "local_steps": config.federated.local_steps,
     }

@@ -139,14 +139,26 @@ def masks(config: Config, experiment: Experiment) -> MaskSettings | None:
         voting=sparse.voting,
         client_count=sparse.clients,
         depends_on={
-            "data_config": {k: v for k, v in config.data.items() if k != "root"},
+            "data_config": _without_root(config),
             "backbone": backbone.spelled(config.backbone),
             "resolution": config.backbone.resolution,
-            "partition": dict(config.partition) if by_clients else None,
+            "partition": _partition(config, experiment) if by_clients else None,
             "of_clients": config.federated.clients if by_clients else None,
             "threads": _threads_of_scores(config, by_clients=by_clients),
         },
     )
+
+
+def _without_root(config: Config) -> dict[str, Any]:
+    portable = row_of(config, "data").portable(config.data)
+    return {name: value for name, value in portable.items() if name != "root"}
+
+
+def _partition(config: Config, experiment: Experiment) -> dict[str, Any]:
+    """The partition's settings; of one that a file gives, its content too."""
+    digest = experiment.input_hashes.get("partition")
+    portable = row_of(config, "partition").portable(config.partition)
+    return portable if digest is None else {**portable, "digest": digest}
 
 
 def _threads_of_scores(config: Config, *, by_clients: bool) -> Any:

@@ -33,6 +33,14 @@ class StopRequest:
             raise Interrupted(self.name)
 
 
+_listening: list[StopRequest] = []  # signals are the process's own, so these contexts are nested
+
+
+def current() -> StopRequest:
+    """The request of the innermost `listening`; one that is never set where nothing listens."""
+    return _listening[-1] if _listening else StopRequest()
+
+
 @contextmanager
 def listening() -> Iterator[StopRequest]:
     """Turn SIGINT and SIGTERM into a stop request while the context lasts.
@@ -43,9 +51,11 @@ def listening() -> Iterator[StopRequest]:
     before = {
         number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)
     }
+    _listening.append(request)
     try:
         yield request
     finally:
+        _listening.remove(request)
         for number, handler in before.items():
             signal.signal(number, handler)
         enclosing = getattr(before[signal.SIGINT], "__self__", None)

@@ -8,10 +8,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 from fedlens.config.schema import Config, cohort_size, head_only, rounds
-from fedlens.registry import dataset, head, mask_rule
+from fedlens.registry import RowSettings, dataset, head, mask_rule
 
 PRETRAINING_IMAGES = 34_200  # vit_pico is pretrained on them, once
 PRETRAINING = "pretraining"  # the key of that shared work
@@ -97,9 +98,17 @@ def speed_key(config: Config) -> tuple[Any, ...]:
             tuple(asdict(config.augment).values()))  # fmt: skip
 
 
-def dataset_sizes(name: str) -> dict[str, int]:
-    """classes, train_images and test_images, as the dataset's row states them."""
-    traits = dataset[name].traits
+def dataset_sizes(data: RowSettings) -> dict[str, int]:
+    """classes, train_images and test_images, as the dataset's row states or counts them.
+
+    A row states them by traits of these names, or names a function in its trait `sizes` that finds
+    them by the row's settings.
+    """
+    traits = dict(dataset[data.name].traits)
+    if "sizes" in traits:
+        module, _, name = traits["sizes"].partition(":")
+        if (found := getattr(import_module(module), name)(data)) is not None:
+            traits |= dict(zip(UNKNOWN_SIZES, found, strict=True))
     return {key: int(traits.get(key, value)) for key, value in UNKNOWN_SIZES.items()}
 
 
@@ -113,7 +122,7 @@ class _Sizes:
 
     @classmethod
     def of(cls, config: Config) -> "_Sizes":
-        data, images = config.data, dataset_sizes(config.data.name)
+        data, images = config.data, dataset_sizes(config.data)
         classes = images["classes"]
         train, test = images["train_images"] // classes, images["test_images"] // classes
         seen = classes * min(train, data.train_per_class or train)
@@ -173,8 +182,8 @@ def _shared(config: Config, sizes: _Sizes, on_features: bool) -> Iterable[Shared
     seed = None if backbone.pretrained else config.seed  # random weights depend on it
     if backbone.name == "vit_pico" and backbone.pretrained and not backbone.weights:
         yield SharedWork(PRETRAINING, "pretrain", PRETRAINING_IMAGES)
-    frozen = [backbone, data.name, data.train_per_class, data.test_per_class, seed,
-              config.train.precision]  # fmt: skip
+    frozen = [backbone, dataset.spelled(data), data.root, data.train_per_class,
+              data.test_per_class, seed, config.train.precision]  # fmt: skip
     if on_features or _is_fitted(config):
         images = sizes.train + sizes.validation
         yield SharedWork(_key("train features", *frozen), "evaluate", images)

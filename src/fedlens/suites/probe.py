@@ -72,7 +72,7 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
     plain = Pipeline(resolution, row.mean, row.std)
     augmented = Pipeline(resolution, row.mean, row.std, Augmentation(**asdict(config.augment)))
     sizes = config.train.batch_size, config.evaluate.batch_size, config.sparse.micro_batch
-    classes = dataset_sizes(config.data.name)["classes"]
+    classes = dataset_sizes(config.data)["classes"]
     images = _noise(max(sizes), classes).to(device)
     examples = ImageExamples(images, None, plain)
     augmented_examples = ImageExamples(images, None, augmented)

@@ -94,6 +94,15 @@ def local_step(
     tally.seen += len(index)
 
 
+def _check_range(labels: torch.Tensor, logits: torch.Tensor) -> None:
+    """Refuses a label that is no output's number; only on the CPU, where looking costs nothing."""
+    if labels.device.type == "cpu" and len(labels) and int(labels.max()) >= logits.shape[1]:
+        raise FedlensError(
+            f"The label {int(labels.max())} is out of range: the model has {logits.shape[1]} "
+            f"outputs, so labels go from 0 to {logits.shape[1] - 1}."
+        )
+
+
 def train_step(
     model: Model,
     optimizer: torch.optim.Optimizer,
@@ -116,6 +125,7 @@ def train_step(
         part = slice(start, start + size)
         with settings.precision.autocast():
             logits = model(inputs[part]) if keep is None else model(inputs[part], keep[part])
+        _check_range(labels[part], logits)
         loss = F.cross_entropy(
             logits if logits.dtype == torch.float64 else logits.float(),  # never less than float32
             labels[part],

@@ -105,7 +105,7 @@ def flower(
     assert grid is not None
     shard = _server_shard(config)
     roster = _roster(config, grid, identity(shard), deadline, stop.check)
-    yield ClientSession(of_server(shard), partial(_clients, config, roster, deadline))
+    yield ClientSession(of_server(config, shard), partial(_clients, config, roster, deadline))
 
 
 def identity(shard: NodeShard | ServerShard) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedlens.config.identity import run_name
 from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.errors import FedlensError
 from fedlens.registry import REGISTRIES
-from fedlens.reporting.study.runs import Record, Run, value_of
+from fedlens.reporting.study.runs import Record, Run, portable_partition, value_of
 
 REPEATED = {  # what manifest and result repeat of the config
     "data": "data.name",
@@ -108,6 +108,7 @@ def of_result(run: Run) -> Iterable[str]:
     if run.metrics[-1].get(run.result["unit"]) != run.result["units"]:
         yield "its journal and its result end at different units"
     expected = {name: value_of(run.config, key) for name, key in REPEATED.items()}
+    expected["partition"] = portable_partition(run.config["partition"])
     for name, record in (("manifest", run.manifest), ("result", run.result)):
         wrong = [key for key in expected if key in record and record[key] != expected[key]]
         if wrong:

@@ -230,8 +230,18 @@ def identity(config: Settings, without: Iterable[str] = ()) -> str:
     """
     backbone = config["backbone"]
     weights = PurePath(backbone["weights"] or "").name  # the same file may lie elsewhere
-    movable = {**config, "backbone": {**backbone, "weights": weights}}
+    movable = {
+        **config,
+        "backbone": {**backbone, "weights": weights},
+        "partition": portable_partition(config["partition"]),
+    }
     return json.dumps(_pruned(movable, {*RUNTIME_KEYS, "seed", *without}), sort_keys=True)
+
+
+def portable_partition(partition: Mapping[str, Any]) -> dict[str, Any]:
+    """A partition's settings, of a file its name alone: it may lie elsewhere."""
+    file = partition.get("file")
+    return {**partition, **({"file": PurePath(file).name} if file else {})}
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
