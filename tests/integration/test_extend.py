@@ -32,6 +32,7 @@ ROWS = {
     "backbone": "small_resnet",
     "head": "shrunken_means",
     "engine": "last_to_first",
+    "trainable": "attention_only",
     "question": "batch_sizes",
 }
 TINY = [
@@ -60,6 +61,10 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "partition": (
         ["partition=sorted_blocks", "partition.blocks=4"],
         {"partition": "sorted into 4 blocks"},
+    ),
+    "trainable": (
+        ["train.trainable=attention_only", "seed=3"],
+        {"trainable": "attention only"},
     ),
     "backbone": (
         ["backbone=small_resnet", "backbone.width=16", "backbone.pretrained=null"],

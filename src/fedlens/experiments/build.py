@@ -160,7 +160,7 @@ def build(
         plain,
         precision,
         device,
-        {"data": data.digest, "weights": weights_hash},
+        {"data": data.digest, "weights": weights_hash, **_plugin(config)},
         stop,
     )
     frozen_features = FrozenFeatures(
@@ -282,6 +282,11 @@ def prepare(config: Config, backbone: nn.Module) -> None:
     stream = Stream(config.seed, ("trainable",))
     row_of(config, "train.trainable").make(backbone, stream, **config.train.trainable.parameters)
     freeze_blocks(backbone, config.backbone.freeze_blocks)
+
+
+def _plugin(config: Config) -> dict[str, str]:
+    """The file that a backbone from outside comes from: other code may give other features."""
+    return {"plugin": config.backbone.plugin} if "plugin" in config.backbone else {}
 
 
 def _batch_norm_sentence(config: Config) -> str:
