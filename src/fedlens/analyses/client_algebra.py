@@ -4,7 +4,7 @@ It needs a run with federated.keep_updates=N. Over the N rounds kept, client k c
 c_k = Σ_r p_rk (w_rk − w_r); under plain averaging the last model is the first plus Σ_k c_k.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ def merge(
     Statistics that a method needs are computed again, from the run's own data, as the clients of
     the round would have computed them.
     """
+    _check_weights(run, methods)
     kept = kept_round(run, number)
     vectors = {client: task_vector(kept.start, end) for client, end in kept.clients.items()}
     stream = Stream(run.seed, ("merge", kept.number))
@@ -88,6 +89,21 @@ def merge(
         **_parameters_record(methods),
     }
     return choose_and_test(run, Analysis(name, record, most_accurate, kept.number), candidates)
+
+
+def _check_weights(run: LoadedRun, methods: Iterable[str]) -> None:
+    """Refuses methods that merge whole weights where clients sent LoRA's factors instead."""
+    if run.packing.layout.keys() <= run.start.keys():
+        return
+    whole = [name for name in methods
+             if {"needs", "matrices"} & merge_method[name].traits.keys()]  # fmt: skip
+    if whole:
+        others = [one for one in merge_method.names
+                  if not {"needs", "matrices"} & merge_method[one].traits.keys()]  # fmt: skip
+        raise FedlensError(
+            f"Clients of {run.folder.name} sent LoRA's factors, and {', '.join(whole)} merge whole "
+            f"weights: choose others, as in {' '.join(f'--method {one}' for one in others[:2])}."
+        )
 
 
 def client_statistics(run: LoadedRun, kept: KeptRound, needs: str) -> list[Params]:

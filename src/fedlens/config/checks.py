@@ -157,8 +157,15 @@ def _trainable_checks(config: Config) -> list[tuple[bool, str]]:
     mode, federated = config.backbone.batch_norm, config.federated.clients is not None
     exact = federated and chosen.get("average") == "products"
     plain = ("mean", "sgd", 1.0)
+    merges = aggregator[algorithm.aggregator.name].traits
+    whole = federated and bool({"needs", "matrices"} & merges.keys())
     averages = (algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr) == plain
     return [
+        (
+            not whole or traits.get("whole_weights", True),
+            f"algorithm.aggregator={algorithm.aggregator.name} merges a model's own weights, and "
+            f"train.trainable={chosen.name} trains others: choose another of the two",
+        ),
         (
             not exact or averages,
             "train.trainable.average=products is an exact mean: use algorithm.aggregator=mean and "

@@ -61,6 +61,7 @@ def biases_and_norms(backbone: nn.Module, stream: Stream) -> None:
     paper="Hu et al., 2022, https://arxiv.org/abs/2106.09685",
     name="lora",
     masks=False,
+    whole_weights=False,
     order=5,
 )
 def low_rank(
@@ -95,6 +96,7 @@ def low_rank(
     paper="Ortiz-Jimenez et al., 2023, https://arxiv.org/abs/2305.12827",
     linearised=True,
     masks=False,
+    whole_weights=False,
     order=6,
 )
 def linearised(backbone: nn.Module, stream: Stream) -> None:
