@@ -11,10 +11,12 @@ from tests.golden import sketches
 TOLERANCE = 1e-6  # relative; of projections, relative to the norm
 # Another kind of CPU rounds otherwise; fitted temperatures and heads trained for long show it most.
 ELSEWHERE = 1e-3
+AMPLIFIED = 5e-2  # of runs that enlarge rounding: a loss of 30, or masks found in several rounds
 FLIPPED = 1e-3  # where masks differ by a few weights whose scores are nearly equal
 JUMPY = {"sign_agreement", "sign_conflict", "sign_conflict_of_all"}  # many updates are nearly 0
 SIGNS = 5e-3  # relative, of these
 OVERLAP = 0.999  # of masks
+OVERLAP_AMPLIFIED = 0.99
 COUNTED = ("_top1", "_top5")  # shares of a hundred examples or more: rounding may tip one of them
 ONE_EXAMPLE = 0.0101
 HASH = "sha256"  # of floats: these bits depend on the machine
@@ -49,7 +51,8 @@ def _near(
             yield from _near_sketch(found, expected, tolerance, where)
             return
         if "sampled_bits" in expected and not bits:
-            yield from _near_masks(found, expected, where)
+            overlap = OVERLAP_AMPLIFIED if tolerance >= AMPLIFIED else OVERLAP
+            yield from _near_masks(found, expected, where, overlap)
             return
         for key, value in expected.items():
             place = f"{where}.{key}" if where else key
@@ -85,13 +88,13 @@ def _near_sketch(found: Any, expected: Any, tolerance: float, where: str) -> Ite
         yield f"{where}: off by {furthest / norm:.1e} of the norm"
 
 
-def _near_masks(found: Any, expected: Any, where: str) -> Iterator[str]:
+def _near_masks(found: Any, expected: Any, where: str, overlap: float) -> Iterator[str]:
     for key in ("trained", "total"):
         if found[key] != expected[key]:
             yield f"{where}.{key}: {found[key]}, not {expected[key]}"
     shared = sketches.overlap(found["sampled_bits"], expected["sampled_bits"])
-    if shared < OVERLAP:
+    if shared < overlap:
         yield f"{where}: {shared:.4f} of the weights are shared"
     counts = zip(found["trained_by_tensor"], expected["trained_by_tensor"], strict=True)
-    if sum(abs(one - other) for one, other in counts) > 2 * (1 - OVERLAP) * expected["trained"]:
+    if sum(abs(one - other) for one, other in counts) > 2 * (1 - overlap) * expected["trained"]:
         yield f"{where}.trained_by_tensor: {found['trained_by_tensor']}"

@@ -20,6 +20,8 @@ from tests.golden.runs import ANALYSES, FLOWER, LIBRARY, RUNS, TWINS, World, mad
 EXPECTED = compare.read(Path(__file__).with_name("expected.json"))
 ALIKE = made_with()["arithmetic"] == EXPECTED["made_with"]["arithmetic"]
 TOLERANCE = compare.TOLERANCE if ALIKE else compare.ELSEWHERE
+# On another kind of CPU these end further away, at every commit: the first one's loss is 34.
+AMPLIFYING = {"most_sensitive", "calibrated_in_four_rounds"}
 REFERENCE = os.environ.get("FEDLENS_GOLDEN_REFERENCE")
 
 
@@ -45,7 +47,9 @@ def test_numbers_are_as_they_were(
 ) -> None:
     _skip_without_flower(name)
     found = world.facts(name)
-    assert not compare.near(found, EXPECTED[name], TOLERANCE)
+    amplified = not ALIKE and name in AMPLIFYING
+    tolerance = compare.AMPLIFIED if amplified else TOLERANCE
+    assert not compare.near(found, EXPECTED[name], tolerance)
     if reference:
         assert not compare.equal(found, reference[name])
 

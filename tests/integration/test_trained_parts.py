@@ -15,7 +15,7 @@ from fedlens.runtime.stop import StopRequest
 from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import FEDERATED, TINY, Call, Tiny
 
-COMMON = [*FEDERATED, "head=ridge", "federated.keep_updates=1", "evaluate.every=1"]
+COMMON = [*FEDERATED, "head=ridge", "federated.keep_updates=1", "evaluate.select=last"]
 PARTS = {
     "full": [],
     "lora": ["train.trainable=lora", "train.trainable.rank=2"],
