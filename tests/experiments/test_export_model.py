@@ -68,7 +68,7 @@ def test_other_parameters_do_not_agree() -> None:
 
 def weights_of(*overrides: str) -> dict[str, Any]:
     config = compose("centralized", list(overrides))
-    row = backbones.find(config.backbone.name)
+    row = backbones.find(config.backbone)
     cfg = getattr(backbones.create(row), "pretrained_cfg", {})
     return _weights(config, row, dict(cfg), "1f0c")
 

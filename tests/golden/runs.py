@@ -206,6 +206,8 @@ TWINS = {
     "sparse_flower": "scored_by_clients",
 }
 
+MERGING = ("average", "task_arithmetic", "ties", "dare", "breadcrumbs", "consensus")
+
 # The run that is analysed, other runs that are named, and the words of the command.
 ANALYSES: dict[str, tuple[str, list[str], list[str]]] = {
     "alpha": ("updates_kept", [], ["alpha", "updates_kept", "--alphas", "-0.5:2:0.5"]),
@@ -227,7 +229,15 @@ ANALYSES: dict[str, tuple[str, list[str], list[str]]] = {
     "merged": (
         "updates_kept",
         [],
-        ["merge", "updates_kept", "--scales", "0.3,1", "--parameter", "consensus.threshold=0.1"],
+        [
+            "merge",
+            "updates_kept",
+            "--scales",
+            "0.3,1",
+            "--parameter",
+            "consensus.threshold=0.1",
+            *(word for name in MERGING for word in ("--method", name)),
+        ],
     ),
     "clients_edited": (
         "updates_kept",

@@ -69,7 +69,7 @@ class Exported:
         if name == "test":
             images = data.load_test().limited(config.data.test_per_class)
             return images.pixels, images.labels
-        images, _, held_out = training_images(config, data)
+        images, _, held_out, *_ = training_images(config, data)
         return images.pixels[held_out], images.labels[held_out]
 
 

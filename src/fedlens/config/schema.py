@@ -214,10 +214,14 @@ def cohort_size(federated: FederatedConfig) -> int:
 
 
 def batch_norm(config: Config) -> Literal["frozen", "averaged", "local"]:
-    """What happens to the statistics of BatchNorm layers; `auto` keeps pretrained ones."""
+    """What happens to the statistics of BatchNorm layers.
+
+    `auto` keeps pretrained ones; under privacy it keeps all, since only weights are protected.
+    """
     mode = config.backbone.batch_norm
     if mode == "auto":
-        return "frozen" if config.backbone.pretrained else "averaged"
+        kept = config.backbone.pretrained or config.privacy.on
+        return "frozen" if kept else "averaged"
     return cast(Literal["frozen", "averaged", "local"], mode)
 
 

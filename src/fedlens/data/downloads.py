@@ -21,7 +21,7 @@ def unreachable(url: str, timeout: float = TIMEOUT_S) -> str | None:
             answer.append(None)
         except urllib.error.HTTPError:
             answer.append(None)  # it refuses this question, so it is there
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a thread has nobody to report to
             answer.append(str(getattr(error, "reason", error)))
 
     thread = Thread(target=ask, daemon=True)
