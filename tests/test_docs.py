@@ -289,10 +289,12 @@ def _check_setting(key: str, value: str) -> None:
     if key not in known or value.isupper() or "…" in value:
         return  # an argument of a function, or a placeholder
     choices = set(options(key)) if key in groups() else set()
-    if key in ROW_KEYS and REGISTRIES[ROW_KEYS[key]].get(value):
-        return
+    if key in ROW_KEYS:
+        registry = REGISTRIES[ROW_KEYS[key]]
+        if registry.get(value) or registry.chosen(value)["name"] != value:
+            return  # a row, or a row and its argument
     choices |= set(REGISTRIES[ROW_KEYS[key]].names) if key in ROW_KEYS else set()
-    assert not choices or value in choices or value.startswith("timm:"), f"{key}={value}"
+    assert not choices or value in choices, f"{key}={value}"
 
 
 def _check(words: list[str], *, complete: bool) -> None:

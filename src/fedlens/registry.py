@@ -293,7 +293,12 @@ class Registry:
         if name in (rows := self._rows()):
             return rows[name]
         if plugins.is_dotted(name):
-            return self._add_dotted(name) if plugins.may_load(name) else None
+            try:
+                return self._add_dotted(name) if plugins.may_load(name) else None
+            except FedlensError:
+                if self._nearest(name) is not None:  # resnet18.a1_in1k is a name of timm's
+                    return None
+                raise
         return self._rows().get(name) if plugins.load_entry_points() else None
 
     def _add_dotted(self, path: str) -> Row:
@@ -422,13 +427,18 @@ class Registry:
         return name if argument is None else f"{name}:{settings[argument]}"
 
     def _suggestion(self, name: str) -> str:
-        near = None
-        if self.near is not None and not get_close_matches(name, self.names, n=1, cutoff=0.8):
-            module, _, function = self.near.partition(":")
-            near = getattr(import_module(module), function)(name)
+        near = self._nearest(name)
         if near is not None:
             return f"did you mean '{near}'?"
         return suggest(name, [self._spelled_option(row) for row in self])
+
+    def _nearest(self, name: str) -> str | None:
+        """What `near` knows; None if there is none, or if a row's name is nearer."""
+        if self.near is None or get_close_matches(name, self.names, n=1, cutoff=0.8):
+            return None
+        module, _, function = self.near.partition(":")
+        found: str | None = getattr(import_module(module), function)(name)
+        return found
 
     def _spelled_option(self, row: Row) -> str:
         argument = row.traits.get("argument")

@@ -31,7 +31,7 @@ SMALL = {  # two rounds of four local steps with two of ten clients
 }
 CENTRAL = {"federated.clients": None, "experiment": "quickstart"}
 RIDGE = {"head.name": "ridge", "head.freeze": True}
-HEAD_ONLY = {**RIDGE, "train.trainable": "head", "experiment": "federated_ridge"}
+HEAD_ONLY = {**RIDGE, "train.trainable.name": "head", "experiment": "federated_ridge"}
 NONIID = {"partition.name": "classes", "partition.classes_per_client": 1}
 CYCLIC = {"algorithm.sampling.name": "cyclic"}
 FEDPROX = {"algorithm.proximal": 0.1}

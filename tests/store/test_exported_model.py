@@ -20,13 +20,13 @@ CLASSES = ["ant", "bee", "cat"]
 
 
 def make_net() -> nn.Module:
-    """Somebody's own backbone: images [B, 3, 8, 8] → features [B, 4]; it has a part named head."""
+    """Somebody's own backbone: images [B, 3, 8, 8] → features [B, 4]; a part is named fedlens."""
     net = nn.Sequential()
     net.add_module("stem", nn.Conv2d(3, 4, 3, bias=False))
     net.add_module("norm", nn.BatchNorm2d(4))
     net.add_module("pool", nn.AdaptiveAvgPool2d(1))
     net.add_module("flat", nn.Flatten())
-    net.add_module("head", nn.Linear(4, 4))
+    net.add_module("fedlens", nn.Linear(4, 4))
     return net
 
 
@@ -63,7 +63,8 @@ def net() -> nn.Module:
 def folder(tmp_path: Path, net: nn.Module) -> Path:
     weight, bias = torch.arange(12.0).view(3, 4), torch.tensor([0.0, 1.0, 2.0])
     head = {"fedlens_head.weight": weight, "fedlens_head.bias": bias}
-    write(tmp_path / "model", {**net.state_dict(), **head}, content(), "# one\n")
+    stored = {f"module.{name}": value for name, value in net.state_dict().items()}
+    write(tmp_path / "model", {**stored, **head}, content(), "# one\n")
     return tmp_path / "model"
 
 
@@ -93,7 +94,10 @@ def test_no_code_is_run_by_a_name_in_the_folder(
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (lambda: nn.Linear(2, 2), r"does not fit the backbone mine\.make_net: missing bias"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3)),
+            r"does not fit the backbone mine\.make_net: missing module",
+        ),
         (lambda: "net", "returned str, not a torch"),
     ],
 )
@@ -163,7 +167,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "short": (
         lambda folder: os.truncate(folder / "model.safetensors", 100), "its hash differs"
     ),
-    "a missing tensor": (lambda folder: without(folder, "norm.running_var"), "norm.running_var"),
+    "a missing tensor": (lambda folder: without(folder, "module.norm.running_var"), "norm.running_var"),
     "a missing head": (lambda folder: without(folder, "fedlens_head.bias"), "no classifier"),
     "all damaged": (
         lambda folder: [

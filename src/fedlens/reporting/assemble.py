@@ -8,7 +8,8 @@ from typing import Any, TypeVar, get_type_hints
 from fedlens import plugins
 from fedlens.config import compose
 from fedlens.config.checks import check
-from fedlens.config.schema import Config
+from fedlens.config.compose import getattr_dotted, row_of
+from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.errors import FedlensError
 from fedlens.registry import RowSettings
 from fedlens.reporting.audit.checks import audit
@@ -255,11 +256,22 @@ def _command(run: Run) -> str:
     """The command that repeats it; for a config this version does not know, the one that ran it."""
     try:
         with plugins.only_loaded():  # a report runs no code of a plugin
-            config = _typed(Config, run.config)
+            config = _with_defaults(_typed(Config, run.config))
             check(config)
             return shlex.join(compose.command(config))
     except (FedlensError, LookupError, TypeError):
         return str(run.manifest["sessions"][0]["command"])
+
+
+def _with_defaults(config: Config) -> Config:
+    """The config with the parameters that its rows have got since it was written."""
+    for key in ROW_KEYS:
+        *path, last = key.split(".")
+        section = getattr_dotted(config, ".".join(path)) if path else config
+        chosen = getattr(section, last)
+        defaults = row_of(config, key).defaults
+        setattr(section, last, RowSettings({"name": chosen["name"], **defaults, **chosen}))
+    return config
 
 
 def _typed(schema: type[Schema], values: Settings) -> Schema:

@@ -61,9 +61,9 @@ def test_partitions_go_from_pooled_and_even_to_the_most_skewed(tmp_path: Path) -
     [
         ({}, True, "full fine-tuning, linear head trained jointly, FedAvg, IID, J=4"),
         (CENTRAL, True, "full fine-tuning, linear head trained jointly, central"),
-        ({"train.trainable": "head"}, True,
+        ({"train.trainable.name": "head"}, True,
          "linear head trained, backbone frozen, FedAvg, IID, J=4"),
-        ({"train.trainable": "last_blocks:2"}, True,
+        ({"train.trainable.name": "last_blocks", "train.trainable.count": 2}, True,
          "last 2 blocks, linear head trained jointly, FedAvg, IID, J=4"),
         (RIDGE, True, "full fine-tuning, ridge head frozen, FedAvg, IID, J=4"),
         ({"algorithm.server.lr": 2.0}, True,

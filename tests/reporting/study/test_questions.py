@@ -28,7 +28,7 @@ SLIPS = [  # a run that differs in one of these is another experiment
     ("train.label_smoothing", 0.1), ("train.clip_norm", 1.0), ("augment.flip", True),
     ("augment.crop_padding", 4), ("federated.local_step_budget", 16), ("federated.rounds", 5),
     ("federated.clients", 20), ("federated.participation", 0.5), ("federated.dropout", 0.1),
-    ("head.dropout", 0.1), ("train.trainable", "last_blocks:1"), ("backbone.freeze_blocks", 1),
+    ("head.dropout", 0.1), ("train.trainable.name", "last_blocks"), ("backbone.freeze_blocks", 1),
     ("evaluate.select", "last"), ("data.validation", 0.2),
 ]  # fmt: skip
 
@@ -181,7 +181,7 @@ def test_the_backbone_s_local_steps_come_before_those_of_heads(rate: float, tmp_
     for steps in (4, 8):
         told = {"federated.local_steps": steps, "train.lr": rate}
         write_run(tmp_path, told)
-        write_run(tmp_path, {**told, "train.trainable": "head"})
+        write_run(tmp_path, {**told, "train.trainable.name": "head"})
     first, second = tables(tmp_path, "local_steps")
     assert "full fine-tuning" in first.grid.note.lower()
     assert "backbone frozen" in second.grid.note
@@ -246,7 +246,7 @@ def test_densities_go_from_dense_down(tmp_path: Path) -> None:
 
 
 def test_heads_on_the_frozen_backbone_agree_in_how_they_are_trained(tmp_path: Path) -> None:
-    head = {"train.trainable": "head"}
+    head = {"train.trainable.name": "head"}
     kept = [write_run(tmp_path, {**head, **where}) for where in ({}, NONIID)]
     write_run(tmp_path, {**head, "train.batch_size": 7}, validation=0.9)
     write_run(tmp_path, {**head, "federated.local_steps": 8}, validation=0.9)
@@ -289,7 +289,7 @@ def test_the_six_models_share_federation_and_mask(tmp_path: Path) -> None:
     odd = [
         {"train.batch_size": 7}, {**NONIID, "federated.local_steps": 8}, masked("random"),
         {**NONIID, **masked(density=0.5)}, {**CENTRAL, "train.epochs": 3},
-        {"train.trainable": "head"}, FEDPROX,
+        {"train.trainable.name": "head"}, FEDPROX,
     ]  # fmt: skip
     for changes in odd:
         write_run(tmp_path, changes, validation=0.9)
@@ -308,7 +308,7 @@ def test_the_skewed_row_is_the_one_asked_for_else_the_most_skewed(tmp_path: Path
 
 
 def test_without_a_trained_backbone_there_is_no_headline(tmp_path: Path) -> None:
-    write_run(tmp_path, {"train.trainable": "head"})
+    write_run(tmp_path, {"train.trainable.name": "head"})
     write_run(tmp_path, HEAD_ONLY, trains=False)
     assert tables(tmp_path, "six_models") == []
 
