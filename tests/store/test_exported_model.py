@@ -167,7 +167,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "short": (
         lambda folder: os.truncate(folder / "model.safetensors", 100), "its hash differs"
     ),
-    "a missing tensor": (lambda folder: without(folder, "module.norm.running_var"), "norm.running_var"),
+    "a missing tensor": (
+        lambda folder: without(folder, "module.norm.running_var"), "norm.running_var"
+    ),
     "a missing head": (lambda folder: without(folder, "fedlens_head.bias"), "no classifier"),
     "all damaged": (
         lambda folder: [
