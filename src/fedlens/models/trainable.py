@@ -102,7 +102,7 @@ def low_rank(
 def linearised(backbone: nn.Module, stream: Stream) -> None:
     """All weights of the expansion f(θ₀) + J(θ₀)·(θ − θ₀) around the pretrained ones.
 
-    The derivative is computed forward, along θ − θ₀; a step takes two to three times as long.
+    The derivative is computed forward, along θ − θ₀; benchmarks/trained_parts.py times a step.
     """
     del stream
     backbone.requires_grad_(True)
