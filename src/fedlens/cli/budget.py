@@ -117,7 +117,7 @@ def print_plan(made: "BudgetPlan", budget: float, at_once: int, where: str) -> N
 
     out.print(
         f"Plan for {duration_text(budget)} on {where}, {_at_a_time(at_once)}.\n"
-        f"All runs: {setting_text(made.cells)} ({made.level.text}).",
+        f"All runs: {setting_text(made.cells)}.\nCut down from the suite: {made.level.text}.",
         **PLAIN,
     )
     out.print()

@@ -79,8 +79,11 @@ def make(
     available = time * (1 - RESERVE)
     *better, last = (level,) if level else rules.levels
     chosen, skipped = last, []
+    before: list[Cell] = []
     for one in better:
-        need = span(timer(at_level(needed, one)), at_once)
+        if (runs := at_level(needed, one)) == before:  # it changes nothing in this study
+            continue
+        before, need = runs, span(timer(runs), at_once)
         if need <= available:
             chosen = one
             break
