@@ -11,7 +11,6 @@ from typing import Any
 from fedlens.errors import FedlensError
 from fedlens.runtime.units import parse_duration
 
-
 AS_IS = "as the suite sets"
 
 
