@@ -15,6 +15,7 @@ import typer
 from fedlens.cli import arithmetic
 from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 from fedlens.errors import FedlensError, suggest
+from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def suite(
     if dry_run:
         _print_estimate(unique_runs(runs), at_once, own_machines=launcher is Launcher.slurm)
         return
+    if todo and launcher is not Launcher.slurm:  # which computes on other machines
+        warn_if_busy()
     root, title = Path(runs[0].cell.config.run.root), f"suite {Path(name).stem}"
     for run in todo:
         if run.folder.failure:
