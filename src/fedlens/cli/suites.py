@@ -17,6 +17,7 @@ from fedlens.cli import arithmetic
 from fedlens.cli.budget import BudgetedStudy, budgeted
 from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 from fedlens.errors import FedlensError, suggest
+from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
 from fedlens.runtime.units import parse_duration
 
@@ -135,6 +136,8 @@ def suite(
     if dry_run:
         _print_estimate(unique_runs(runs), at_once, own_machines=launcher is Launcher.slurm)
         return
+    if todo and launcher is not Launcher.slurm:  # which computes on other machines
+        warn_if_busy()
     root, title = Path(runs[0].cell.config.run.root), f"suite {Path(name).stem}"
     for run in todo:
         if run.folder.failure:
