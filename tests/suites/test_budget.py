@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from fedlens.config.compose import compose
 from fedlens.errors import FedlensError
 from fedlens.suites import plan_file
-from fedlens.suites.budget import RESERVE, BudgetPlan, Phase, in_order, make
+from fedlens.suites.budget import (
+    RESERVE,
+    BudgetPlan,
+    Phase,
+    RunCost,
+    Timer,
+    durations,
+    in_order,
+    make,
+)
 from fedlens.suites.budget_rules import BudgetRules, Level
 from fedlens.suites.eta import makespan
 from fedlens.suites.plan_file import Request, StoredPlan
@@ -41,21 +50,21 @@ def at_level(cells: Sequence[Cell], level: Level) -> list[Cell]:
     return [replace(cell, config=replace(cell.config, backbone=backbone)) for cell in cells]
 
 
-def timer(cells: Sequence[Cell]) -> list[float]:
-    return [COST[cell.config.backbone.resolution] for cell in cells]
+def timer(cells: Sequence[Cell]) -> list[RunCost]:
+    return [RunCost(COST[cell.config.backbone.resolution]) for cell in cells]
 
 
-def planned(time: float, *, at_once: int = 1, level: Level | None = None) -> BudgetPlan:
+def planned(
+    time: float,
+    *,
+    at_once: int = 1,
+    levels: Sequence[Level] = RULES.levels,
+    timer: Timer = timer,
+) -> BudgetPlan:
     return make(
-        study(),
-        RULES,
-        time,
-        at_once=at_once,
-        at_level=at_level,
-        timer=timer,
+        in_order(study(), RULES), levels, time, at_once=at_once, at_level=at_level, timer=timer,
         rough_timer=timer,
-        level=level,
-    )
+    )  # fmt: skip
 
 
 def seeds(plan: BudgetPlan) -> Counter[str]:
@@ -100,29 +109,38 @@ def test_where_nothing_fits_whole_the_last_in_order_are_left_out() -> None:
 
 
 def test_others_get_no_second_seed_before_the_headline_has_three() -> None:
-    def unequal(cells: Sequence[Cell]) -> list[float]:
-        return [10.0 if cell.row == "m" else 1.0 for cell in cells]
+    def unequal(cells: Sequence[Cell]) -> list[RunCost]:
+        return [RunCost(10.0 if cell.row == "m" else 1.0) for cell in cells]
 
-    rules = replace(RULES, levels=(Level(),))
-    plan = make(
-        study(),
-        rules,
-        28 / (1 - RESERVE),
-        at_once=1,
-        at_level=at_level,
-        timer=unequal,
-        rough_timer=unequal,
-    )
+    plan = planned(28 / (1 - RESERVE), levels=[Level()], timer=unequal)
     assert seeds(plan) == {"m": 2, "a": 1, "b": 1, "z": 1}
+
+
+def test_shared_work_counts_with_the_first_run_that_is_planned() -> None:
+    def sharing(cells: Sequence[Cell]) -> list[RunCost]:
+        return [RunCost(10.0 if cell.row == "m" else 1.0, {"features": 5.0}) for cell in cells]
+
+    # The headline does not fit, so the next run pays for the features: 5 + 1, then 1 and 1.
+    plan = planned(8.5 / (1 - RESERVE), levels=[Level()], timer=sharing)
+    assert plan.seconds == [6.0, 1.0, 1.0]
+    assert durations(sharing(study(1))) == [6.0, 1.0, 1.0, 10.0]
+
+
+def test_a_rough_estimate_is_confirmed_before_a_level_is_chosen() -> None:
+    def optimistic(cells: Sequence[Cell]) -> list[RunCost]:
+        return [RunCost(cost.own / 10) for cost in timer(cells)]
+
+    plan = make(
+        in_order(study(), RULES), RULES.levels, 100, at_once=1, at_level=at_level, timer=timer,
+        rough_timer=optimistic,
+    )  # fmt: skip
+    assert plan.skipped == [(RULES.levels[0], 600.0)]
+    assert plan.level == RULES.levels[1]
 
 
 def test_too_short_a_time_is_refused_with_what_is_needed() -> None:
     with pytest.raises(FedlensError, match=r"too short.*shortest takes about 1 s"):
         planned(0.5)
-
-
-def test_a_later_budget_keeps_the_level() -> None:
-    assert planned(100_000, level=RULES.levels[2]).level == RULES.levels[2]
 
 
 @given(st.floats(1.5, 5000), st.integers(1, 3))
@@ -189,8 +207,8 @@ def test_a_damaged_plan_is_refused(tmp_path: Path, key: str, value: object) -> N
 
 
 def test_a_plan_of_a_changed_suite_is_refused(tmp_path: Path) -> None:
-    cells = study()
+    known = [plan_file.named(cell) for cell in study()]
     names = ["models / m, seed 1", "rules / a, seed 0"]
-    assert [plan_file.named(c) for c in plan_file.chosen(names, cells, tmp_path)] == names
+    assert plan_file.checked(names, known, tmp_path) == names
     with pytest.raises(FedlensError, match="has changed since"):
-        plan_file.chosen(["models / gone, seed 0"], cells, tmp_path)
+        plan_file.checked(["models / gone, seed 0"], known, tmp_path)

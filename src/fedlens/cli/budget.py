@@ -77,39 +77,47 @@ def budgeted(
     """The study of an unfinished plan with this budget, else of a new plan; prints either."""
     from fedlens.suites import budget as planner
     from fedlens.suites import plan_file
-    from fedlens.suites.levels import at_level
-    from fedlens.suites.plan import remaining_seconds
+    from fedlens.suites.levels import Cutter
+    from fedlens.suites.plan import plan, remaining_costs, run_costs
 
     path = request.path(Path(cells[0].config.run.root))
-    fixed = {word.partition("=")[0] for word in request.overrides}
+    cut = Cutter(cells, fixed={word.partition("=")[0] for word in request.overrides})
+    folders = {plan_file.named(run.cell): run.folder.path for run in plan(cells)}
+    ordered = planner.in_order(cells, rules)
+    first = {folders[plan_file.named(cell)]: cell for _, cell in reversed(ordered)}
+    ordered = [(phase, cell) for phase, cell in ordered if cell in first.values()]
     stored = plan_file.read(path)
-    if stored is not None:
-        runs = plan_file.chosen(stored.runs, at_level(cells, stored.level, fixed), path)
-        if stored.seconds == budget and stored.seconds_left and _unfinished(runs):
-            _print_resumed(stored, runs, path)
-            return BudgetedStudy(stored, runs, path, request)
+
+    def study(found: "StoredPlan") -> BudgetedStudy:
+        """In the plan's order, with every cell of the suite that has one of its runs."""
+        chosen = [folders[name] for name in plan_file.checked(found.runs, folders, path)]
+        places = {folder: place for place, folder in enumerate(chosen)}
+        in_plan = [cell for cell in cells if folders[plan_file.named(cell)] in places]
+        in_plan.sort(key=lambda cell: places[folders[plan_file.named(cell)]])
+        return BudgetedStudy(found, cut(in_plan, found.level), path, request)
+
+    if stored is not None and stored.seconds == budget and stored.seconds_left:
+        resumed = study(stored)
+        if _unfinished(resumed.cells):
+            _print_resumed(resumed)
+            return resumed
     machine = make_machine(at_once)
     made = planner.make(
-        cells,
-        rules,
+        ordered,
+        rules.levels if stored is None else [stored.level],
         budget,
         at_once=at_once,
-        at_level=partial(at_level, fixed=fixed),
-        timer=partial(remaining_seconds, machine=machine),
-        rough_timer=partial(remaining_seconds, machine=make_machine(at_once, timing=False)),
-        level=stored.level if stored else None,
+        at_level=cut,
+        timer=partial(remaining_costs, machine=machine),
+        rough_timer=partial(run_costs, machine=make_machine(at_once, timing=False)),
     )
     print_plan(made, budget, at_once, machine)
-    plan = plan_file.StoredPlan(
-        made.level,
-        budget,
-        tuple(map(plan_file.named, made.cells)),
-        tuple(map(plan_file.named, made.left_out)),
-    )
+    names = (tuple(map(plan_file.named, some)) for some in (made.cells, made.left_out))
+    new = plan_file.StoredPlan(made.level, budget, *names)
     if not dry_run:
-        plan.write(path, request)
+        new.write(path, request)
         out.print(f"The plan is in {path}.", **PLAIN)
-    return BudgetedStudy(plan, made.cells, path, request)
+    return study(new)
 
 
 def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machine") -> None:
@@ -135,11 +143,11 @@ def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machin
     )
 
 
-def _print_resumed(stored: "StoredPlan", cells: "Sequence[Cell]", path: Path) -> None:
-    done = len(cells) - len(_unfinished(cells))
+def _print_resumed(study: BudgetedStudy) -> None:
+    plan, left = study.plan, len(_unfinished(study.cells))
     out.print(
-        f"Resuming the plan {path}: {done} of {len(cells)} runs finished, "
-        f"{duration_text(stored.used_seconds)} of {duration_text(stored.seconds)} used.",
+        f"Resuming the plan {study.path}: {len(plan.runs) - left} of {len(plan.runs)} runs are "
+        f"done, {duration_text(plan.used_seconds)} of {duration_text(plan.seconds)} used.",
         **PLAIN,
     )
 

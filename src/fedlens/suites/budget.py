@@ -4,8 +4,8 @@ The level is the best at which the headline runs fit with three seeds and all ot
 Time that is left goes to more seeds; where no level fits, the last runs in order are left out.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from fedlens.errors import FedlensError
@@ -17,8 +17,44 @@ from fedlens.suites.suite import SLASH, Cell, first_match
 SEEDS = 3  # of the headline runs, before others get a second one
 RESERVE = 0.1  # of the time, for what an estimate misses
 
-Timer = Callable[[Sequence[Cell]], list[float]]  # seconds that each run still takes, in this order
+
+@dataclass(frozen=True)
+class RunCost:
+    """Seconds that a run still takes: its own work, and work that it shares, by key.
+
+    Shared work is done by the first run that needs it.
+    """
+
+    own: float
+    shared: Mapping[str, float] = field(default_factory=dict)
+
+
+Timer = Callable[[Sequence[Cell]], list[RunCost]]
 AtLevel = Callable[[Sequence[Cell], Level], list[Cell]]
+
+
+class Clock:
+    """Seconds of runs that are planned one after another; shared work counts once."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._done: set[str] = set()
+
+    def of(self, cost: RunCost) -> float:
+        """What the run takes after those planned so far."""
+        return cost.own + sum(s for key, s in cost.shared.items() if key not in self._done)
+
+    def add(self, cost: RunCost) -> None:
+        self.seconds.append(self.of(cost))
+        self._done |= cost.shared.keys()
+
+
+def durations(costs: Sequence[RunCost]) -> list[float]:
+    """Seconds of each run where all are carried out in this order."""
+    clock = Clock()
+    for cost in costs:
+        clock.add(cost)
+    return clock.seconds
 
 
 @dataclass(frozen=True)
@@ -60,69 +96,71 @@ def in_order(cells: Sequence[Cell], rules: BudgetRules) -> list[tuple[Phase, Cel
 
 
 def make(
-    cells: Sequence[Cell],
-    rules: BudgetRules,
+    ordered: Sequence[tuple[Phase, Cell]],
+    levels: Sequence[Level],
     time: float,
     *,
     at_once: int,
     at_level: AtLevel,
     timer: Timer,
     rough_timer: Timer,
-    level: Level | None = None,
 ) -> BudgetPlan:
-    """The plan for `time` seconds; `level` is that of an earlier plan, which is kept.
+    """The plan of these runs for `time` seconds, at the best of the levels that fits, or the last.
 
     `rough_timer` rules levels out, `timer` confirms the one that is chosen.
     """
-    phases, ordered = zip(*in_order(cells, rules), strict=True)
-    needed = ordered[: sum(phase < Phase.FURTHER for phase in phases)]
+    phases, cells = zip(*ordered, strict=True)
+    needed = cells[: sum(phase < Phase.FURTHER for phase in phases)]
     available = time * (1 - RESERVE)
-    *better, last = (level,) if level else rules.levels
-    chosen, skipped = last, []
+    *better, chosen = levels
+    skipped: list[tuple[Level, float]] = []
     before: list[Cell] = []
-    for one in better:
-        if (runs := at_level(needed, one)) == before:  # it changes nothing in this study
+    for level in better:
+        if (runs := at_level(needed, level)) == before:  # it changes nothing in this study
             continue
-        before, need = runs, makespan(rough_timer(runs), at_once)
+        before, need = runs, makespan(durations(rough_timer(runs)), at_once)
         if need <= available:
-            need = makespan(timer(runs), at_once)
+            need = makespan(durations(timer(runs)), at_once)
         if need <= available:
-            chosen = one
+            chosen = level
             break
-        skipped.append((one, need))
-    runs = at_level(ordered, chosen)
-    kept, left_out = _fitting(runs, phases, timer(runs), available, at_once)
-    if not kept:
-        shortest = min(timer([run])[0] for run in runs[: len(needed)])
+        skipped.append((level, need))
+    runs = at_level(cells, chosen)
+    costs = timer(runs)
+    fits = _fitting(phases, costs, available, at_once)
+    if not any(fits):
+        shortest = min(durations([cost])[0] for cost in costs) / (1 - RESERVE)
         raise FedlensError(
             f"A budget of {duration_text(time)} is too short for any run of this study, even with "
-            f"{chosen.text}: the shortest takes about {duration_text(shortest / (1 - RESERVE))}."
+            f"{chosen.text}: the shortest takes about {duration_text(shortest)}."
         )
-    seconds = timer([*kept, *left_out])
-    return BudgetPlan(chosen, kept, seconds[: len(kept)], left_out, seconds[len(kept) :], skipped)
+    kept, left_out = (
+        [k for k, fit in enumerate(fits) if fit is wanted] for wanted in (True, False)
+    )
+    seconds = durations([costs[k] for k in (*kept, *left_out)])
+    return BudgetPlan(
+        chosen,
+        [runs[k] for k in kept],
+        seconds[: len(kept)],
+        [runs[k] for k in left_out],
+        seconds[len(kept) :],
+        skipped,
+    )
 
 
 def _fitting(
-    runs: Sequence[Cell],
-    phases: Sequence[Phase],
-    seconds: Sequence[float],
-    available: float,
-    at_once: int,
-) -> tuple[list[Cell], list[Cell]]:
-    """The runs that fit, and the others; further seeds only where the headline has its three."""
-    kept: list[Cell] = []
-    left_out: list[Cell] = []
-    used: list[float] = []
-    headline_fits = True
-    for run, phase, duration in zip(runs, phases, seconds, strict=True):
+    phases: Sequence[Phase], costs: Sequence[RunCost], available: float, at_once: int
+) -> list[bool]:
+    """Which runs fit; further seeds only where the headline has its three."""
+    clock, fits, headline_fits = Clock(), list[bool](), True
+    for phase, cost in zip(phases, costs, strict=True):
         allowed = phase < Phase.FURTHER or headline_fits
-        if allowed and makespan([*used, duration], at_once) <= available:
-            kept.append(run)
-            used.append(duration)
-        else:
-            left_out.append(run)
-            headline_fits = headline_fits and phase > Phase.HEADLINE
-    return kept, left_out
+        fits.append(allowed and makespan([*clock.seconds, clock.of(cost)], at_once) <= available)
+        if fits[-1]:
+            clock.add(cost)
+        elif phase is Phase.HEADLINE:
+            headline_fits = False
+    return fits
 
 
 def _headline(cells: Sequence[Cell], rules: BudgetRules) -> list[bool]:

@@ -19,19 +19,24 @@ from fedlens.suites.cost import own_resolution, steps_per_epoch, units
 from fedlens.suites.suite import Cell, with_overrides
 
 
-def at_level(cells: Sequence[Cell], level: Level, fixed: Collection[str] = ()) -> list[Cell]:
-    """The cells at that level; keys in `fixed` stay as they are."""
-    multiples = _multiples(cells)
-    changed = []
-    for cell in cells:
-        config = cell.config
-        values = {
-            key: value
-            for key, value in _values(config, level, multiples[_step_budget(config)]).items()
-            if key not in fixed
-        }
-        changed.append(_with_values(cell, values) if values else cell)
-    return changed
+class Cutter:
+    """Cuts runs of a study down to a level; keys in `fixed` stay as they are.
+
+    How J × rounds is rounded depends on the whole study, so that any part of it is cut alike.
+    """
+
+    def __init__(self, study: Sequence[Cell], fixed: Collection[str] = ()) -> None:
+        self.fixed = fixed
+        self._multiples = _multiples(study)
+
+    def __call__(self, cells: Sequence[Cell], level: Level) -> list[Cell]:
+        return [self._cut(cell, level) for cell in cells]
+
+    def _cut(self, cell: Cell, level: Level) -> Cell:
+        multiple = self._multiples[_step_budget(cell.config)]
+        values = _values(cell.config, level, multiple)
+        changed = {key: value for key, value in values.items() if key not in self.fixed}
+        return _with_values(cell, changed) if changed else cell
 
 
 def setting_text(cells: Sequence[Cell]) -> str:

@@ -15,6 +15,7 @@ from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
 from fedlens.files import cache_dir
 from fedlens.store.run_folder import RunFolder
+from fedlens.suites.budget import RunCost
 from fedlens.suites.cost import (
     OVERHEAD_S,
     PRETRAINING,
@@ -207,8 +208,7 @@ def estimates(runs: Sequence[PlannedRun], probe: Probe) -> list[float]:
     """
     seconds = _seconds(_whole(runs), probe)
     for place, run in enumerate(runs):
-        if run.units:
-            seconds[place] *= 1 - min(1.0, run.folder.position() / run.units)
+        seconds[place] *= 1 - _progress(run)
     return [OVERHEAD_S + one for one in seconds]
 
 
@@ -217,15 +217,42 @@ def analysis_estimates(analyses: Sequence[PlannedAnalysis], probe: Probe) -> lis
     return [OVERHEAD_S + one for one in _seconds(_of_analyses(analyses), probe)]
 
 
-def remaining_seconds(cells: Sequence[Cell], machine: Machine) -> list[float]:
-    """Of each cell and its analyses; 0 where its run has finished or stands before it."""
-    runs = plan(cells)
-    todo = unfinished(runs)
-    left = dict(zip((run.label for run in todo), estimates(todo, machine), strict=True))
-    analyses = [one for one in analyses_of(runs) if not one.done]
-    for one, seconds in zip(analyses, analysis_estimates(analyses, machine), strict=True):
-        left[one.run.label] = left.get(one.run.label, 0.0) + seconds
-    return [left.pop(run.label, 0.0) for run in runs]
+def run_costs(cells: Sequence[Cell], machine: Machine) -> list[RunCost]:
+    """What each cell takes from its start, with its analyses; no folder is looked at."""
+    works = [work_of(cell.config) for cell in cells]
+    analyses = [
+        (cell.config, analysis_work(command, cell.config))
+        for cell in cells
+        for command in cell.analyses
+    ]
+    own = [(cell.config, work.images) for cell, work in zip(cells, works, strict=True)]
+    shared = [
+        (cell.config, {part.task: part.images})
+        for cell, work in zip(cells, works, strict=True)
+        for part in work.shared
+    ]
+    seconds = iter(_seconds([*own, *analyses, *shared], machine))
+    own_seconds = [OVERHEAD_S + next(seconds) for _ in cells]
+    analysis_seconds = [sum(OVERHEAD_S + next(seconds) for _ in cell.analyses) for cell in cells]
+    return [
+        RunCost(training + analysing, {part.key: next(seconds) for part in work.shared})
+        for training, analysing, work in zip(own_seconds, analysis_seconds, works, strict=True)
+    ]
+
+
+def remaining_costs(cells: Sequence[Cell], machine: Machine) -> list[RunCost]:
+    """As `run_costs`, without what has been done: nothing is left of a finished run."""
+    return [
+        cost if not (done := _progress(run)) else RunCost(cost.own * (1 - done))
+        for run, cost in zip(plan(cells), run_costs(cells, machine), strict=True)
+    ]
+
+
+def _progress(run: PlannedRun) -> float:
+    """The share of the run that is done."""
+    if run.folder.result is not None:
+        return 1.0
+    return min(1.0, run.folder.position() / run.units) if run.units else 0.0
 
 
 def _whole(runs: Sequence[PlannedRun]) -> list[ConfigWork]:

@@ -7,7 +7,7 @@ resumed; after that, the next budget continues at the same level with what was l
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,15 +94,14 @@ def named(cell: Cell) -> str:
     return f"{cell.label}, seed {cell.config.seed}"
 
 
-def chosen(names: Sequence[str], cells: Sequence[Cell], path: Path) -> list[Cell]:
-    """The cells of a plan, in its order; refuses a plan of a suite that has changed since."""
-    known = {named(cell): cell for cell in cells}
+def checked(names: Sequence[str], known: Collection[str], path: Path) -> Sequence[str]:
+    """The names of a plan's runs; refuses a plan of a suite that has changed since."""
     if missing := [name for name in names if name not in known]:
         raise FedlensError(
             f"The suite has changed since {path} was made ('{missing[0]}' is no longer part of "
             "it): delete that file to plan again; finished runs are kept."
         )
-    return [known[name] for name in names]
+    return names
 
 
 def _names(value: Any) -> tuple[str, ...]:
