@@ -52,14 +52,14 @@ class BudgetedStudy:
     def print_left_out(self, not_started: int) -> None:
         if not_started:
             out.print(
-                f"The budget of {duration_text(self.plan.seconds)} is used up: {not_started} "
-                "planned runs were not started.",
+                f"The budget of {duration_text(self.plan.seconds)} is used up: "
+                f"{_runs_were(not_started, 'planned run')} not started.",
                 **PLAIN,
             )
         if count := not_started + len(self.plan.left_out):
             out.print(
-                f"{count} runs are left out so far. Run the same command again, or with another "
-                "--budget, to continue with them.",
+                f"{_runs_were(count, 'run')} left out so far. Run the same command again, or with "
+                "another --budget, to continue.",
                 **PLAIN,
             )
 
@@ -141,6 +141,10 @@ def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machin
         f"{size_text(memory)} of memory in the largest. {machine.sentence()}",
         **PLAIN,
     )
+
+
+def _runs_were(count: int, noun: str) -> str:
+    return f"{count} {noun} was" if count == 1 else f"{count} {noun}s were"
 
 
 def _print_resumed(study: BudgetedStudy) -> None:
