@@ -145,6 +145,47 @@ def test_trained_entries_follow_sgd_and_frozen_ones_never_move(
             torch.testing.assert_close(found.view(-1), buffer[masks[name]], rtol=1e-12, atol=1e-12)
 
 
+@settings(max_examples=40)
+@given(
+    OPTIONS,
+    st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+    st.integers(0, 99),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_it_is_dense_sgd_whose_frozen_weights_are_put_back_bit_for_bit(
+    options: dict[str, Any], density: float, seed: int, dtype: torch.dtype
+) -> None:
+    """Two groups, a kernel in channels_last, and in every step a parameter without gradients."""
+    shapes = [[7, 11], [5, 3, 2, 2], [40], [13]]
+    ours, theirs = (Bag(shapes, seed, dtype) for _ in range(2))
+    for model in (ours, theirs):
+        model.p1.data = model.p1.data.to(memory_format=torch.channels_last)
+    start, masks = values(ours), drawn_masks(ours, seed, density)
+    del masks["p3"]  # trained whole
+    groups = ([], [])
+    for model, group in zip((ours, theirs), groups, strict=True):
+        named = list(model.named_parameters())
+        group += [{"params": named[:2]}, {"params": named[2:], "lr": 0.3}]
+    sparse = SparseSGDM(groups[0], masks=masks, **options)
+    dense = torch.optim.SGD(groups[1], **options)
+    for step in range(4):
+        for model, optimizer in ((ours, sparse), (theirs, dense)):
+            model.grads(step)
+            list(model.parameters())[step].grad = None
+            optimizer.step()
+        with torch.no_grad():
+            for name, mask in masks.items():
+                value = theirs.get_parameter(name)
+                value.copy_(torch.where(mask, value, start[name]))
+    for name, value in ours.named_parameters():
+        other, mask = theirs.get_parameter(name), masks.get(name)
+        assert torch.equal(value, other)
+        if options["momentum"] and value.requires_grad:
+            buffer = dense.state[other]["momentum_buffer"]
+            expected = buffer if mask is None or mask.all() else buffer[mask]
+            assert torch.equal(sparse.state[value]["momentum_buffer"], expected)
+
+
 def test_one_step_by_hand() -> None:
     model = Bag([[3]])
     with torch.no_grad():
@@ -225,10 +266,10 @@ def test_memory_counts_trained_entries_only() -> None:
     masks = {"p0": torch.zeros(10, 10, dtype=torch.bool), "p2": torch.zeros(3, dtype=torch.bool)}
     masks["p0"][3, :5] = True
     optimizer = SparseSGDM(model.named_parameters(), 0.1, 0.9, masks=masks)
-    assert memory(optimizer) == {"state": 0, "index": 5 * 8}
+    assert memory(optimizer) == {"state": 0, "index": 5 * 4}
     model.grads(0)
     optimizer.step()
-    assert memory(optimizer) == {"state": (5 + 7) * 4, "index": 5 * 8}
+    assert memory(optimizer) == {"state": (5 + 7) * 4, "index": 5 * 4}
     dense = torch.optim.SGD(model.parameters(), 0.1, 0.9)
     dense.step()
     assert memory(dense) == {"state": (100 + 7) * 4, "index": 0}
@@ -274,6 +315,21 @@ def test_a_state_of_other_masks_is_refused_and_nothing_changes() -> None:
     named = dict(zip(("a", "b"), drawn_masks(model, 1, 0.5).values(), strict=True))
     with pytest.raises(FedlensError, match="belongs to other masks or parameters"):
         SparseSGDM(renamed.named_parameters(), 0.1, masks=named).load_state_dict(saved)
+
+
+def test_states_saved_by_earlier_versions_load() -> None:
+    """The digest of the masks is that of int64 positions, though fewer bytes are kept now."""
+    model = nn.ParameterDict({"a": torch.zeros(2, 3), "b": torch.zeros(2)})
+    masks = {"a": torch.tensor([[True, False, False], [False, True, True]])}
+    optimizer = SparseSGDM(model.named_parameters(), 0.1, 0.9, masks=masks)
+    digest = "e2d5d5ddeaeb43271c8468c417f3f9aa563bc6aff6b165fe05aeaa01ad0b6d25"
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["masks_digest"] == digest
+    saved["state"] = {0: {"momentum_buffer": torch.tensor([1.0, 2.0, 3.0])}}
+    optimizer.load_state_dict(saved)
+    model["a"].grad = torch.zeros(2, 3)
+    optimizer.step()
+    torch.testing.assert_close(model["a"], -0.09 * torch.tensor([[1.0, 0, 0], [0, 2.0, 3.0]]))
 
 
 def test_momentum_of_another_length_is_refused() -> None:

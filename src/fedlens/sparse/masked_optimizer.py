@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from fedlens.errors import FedlensError
 from fedlens.params import digest
-from fedlens.sparse.entries import positions, put, taken
+from fedlens.sparse.entries import Entries
 
 WHOLE = torch.empty(0, dtype=torch.bool)  # stands for "no index" in a digest
 DIGEST = "masks_digest"
@@ -33,7 +33,7 @@ class MaskedOptimizer(torch.optim.Optimizer, ABC):
         groups = _groups(params)
         if masks:
             _check([item for group in groups for item in group["params"]], masks)
-        self._index: dict[Tensor, Tensor] = {}  # not in `state`: loading would cast it to floats
+        self._index: dict[Tensor, Entries] = {}  # not in `state`: loading would cast it to floats
         for group in groups:
             group["params"] = [item for item in group["params"] if self._admits(item, masks)]
         if not any(group["params"] for group in groups):
@@ -59,7 +59,7 @@ class MaskedOptimizer(torch.optim.Optimizer, ABC):
                 parameter.requires_grad_(False)
                 parameter.grad = None
             elif trained < mask.numel():
-                self._index[parameter] = positions(mask, parameter.device)
+                self._index[parameter] = Entries(mask, parameter.device)
         return parameter.requires_grad
 
     @overload
@@ -89,9 +89,9 @@ class MaskedOptimizer(torch.optim.Optimizer, ABC):
         if index is None:
             self._move(parameter, parameter.grad, state, group)
             return
-        weights = taken(parameter, index)
-        self._move(weights, taken(parameter.grad, index), state, group)
-        put(parameter, index, weights)
+        grad, weights = index.taken(parameter.grad), index.taken(parameter)
+        self._move(weights, grad, state, group)
+        index.put(parameter, weights)  # while the parameter is still in the cache
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with a digest of what it trains in every group."""
@@ -110,21 +110,19 @@ class MaskedOptimizer(torch.optim.Optimizer, ABC):
         for theirs, ours in zip(saved, self.param_groups, strict=True):
             for key, parameter in zip(theirs["params"], ours["params"], strict=True):
                 index = self._index.get(parameter)
-                expected = parameter.shape if index is None else index.shape
+                expected = parameter.shape if index is None else index.positions.shape
                 _check_shapes(key, state_dict["state"].get(key, {}), expected)
         groups = [{key: one[key] for key in one if key != DIGEST} for one in saved]
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _digest(self, group: Mapping[str, Any]) -> str:
         names = group.get("param_names", [""] * len(group["params"]))
-        return digest(
-            {
-                f"{position} {name} {tuple(parameter.shape)}": self._index.get(parameter, WHOLE)
-                for position, (name, parameter) in enumerate(
-                    zip(names, group["params"], strict=True)
-                )
-            }
-        )
+        trained = {}
+        for position, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
+            index = self._index.get(parameter)
+            positions = WHOLE if index is None else index.positions.long()
+            trained[f"{position} {name} {tuple(parameter.shape)}"] = positions
+        return digest(trained)
 
 
 def memory(optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -9,16 +9,14 @@ import torch
 
 from fedlens import params
 from fedlens.params import Params
-from fedlens.sparse import entries
+from fedlens.sparse.entries import Entries
 
 
 class Packing:
     def __init__(self, parameters: Params, masks: Mapping[str, torch.Tensor]) -> None:
-        self.index = {
-            name: entries.positions(mask, parameters[name].device) for name, mask in masks.items()
-        }
+        self.index = {name: Entries(mask, parameters[name].device) for name, mask in masks.items()}
         shapes = {
-            name: self.index[name].shape if name in self.index else value.shape
+            name: (len(self.index[name]),) if name in self.index else value.shape
             for name, value in parameters.items()
         }
         self.layout = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -34,18 +32,18 @@ class Packing:
             raise ValueError(fault)
         for name, value in into.items():
             if name in self.index:
-                entries.put(value, self.index[name], packed[name].to(value.device))
+                self.index[name].put(value, packed[name].to(value.device))
             else:
                 value.copy_(packed[name])
 
     def taken(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """The trained entries of one parameter, or of a tensor of its shape."""
-        return entries.taken(value, self.index[name]) if name in self.index else value
+        return self.index[name].taken(value) if name in self.index else value
 
     def spread(self, name: str, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """The inverse of `taken`, with zeros everywhere else."""
         if name not in self.index:
             return value
         whole = torch.zeros_like(like, requires_grad=False)
-        entries.put(whole, self.index[name], value)
+        self.index[name].put(whole, value)
         return whole
