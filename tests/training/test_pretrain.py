@@ -84,6 +84,7 @@ def test_weights_are_made_once_at_any_number_of_threads(
     assert pico_weights(recipe=replace(MOMENT, lr=1e-3)) != path
 
 
+@pytest.mark.slow
 def test_features_say_more_than_pixels(pico_weights_file: Path, tmp_path: Path) -> None:
     """Ridge in closed form; pixels may take the best λ on the test images, features may not."""
     data = synthetic.draw_dataset(train_per_class=30, test_per_class=20, cache=tmp_path)

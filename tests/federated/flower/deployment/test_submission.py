@@ -29,6 +29,8 @@ from fedlens.federated.flower.deployment.submission import (
 from tests.federated.flower import links
 from tests.federated.flower.links import Link, free_port
 
+pytestmark = pytest.mark.slow
+
 YAML = (
     "seed: 1  # \"quoted\" and 'quoted', \\n is no newline\r\n"
     "name: ünï ∑ 🌻\n\tindented: [1, 2]\n\n"
