@@ -8,10 +8,12 @@ READY := .venv/.ready
 # Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
 JOBS ?= 2
 
-.PHONY: help quickstart setup test lint docs check format lock clean
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: help quickstart setup test test-fast lint docs check format lock clean
 
 help: ## Show this list.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 quickstart: $(READY) ## Set up, run a small version of the study on the synthetic benchmark, and make its report (offline, minutes).
 	$(BIN)/fedlens suite quick --jobs 2
@@ -37,7 +39,10 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 test: $(READY) ## Set up, then run the whole test suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-fast: $(READY) ## Run the tests that take a moment each: no whole runs, no other processes (two minutes).
+	$(PYTEST) -m "not slow"
 
 lint: $(READY) ## Check style, types (mypy --strict) and the layers of the architecture.
 	$(BIN)/ruff check .

@@ -15,7 +15,21 @@ from fedlens.registry import REGISTRIES
 settings.register_profile("steady", deadline=None, max_examples=50)
 settings.load_profile("steady")
 
+TESTS = Path(__file__).resolve().parent
+WHOLE_RUNS = {"golden", "integration"}  # folders of tests that run experiments from end to end
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of whole runs are slow and go first, so that processes that share the tests end
+    together. Where a single other test takes more than a second or two, it is marked itself."""
+
+    def is_whole_run(item: pytest.Item) -> bool:
+        return item.path.relative_to(TESTS).parts[0] in WHOLE_RUNS
+
+    for item in filter(is_whole_run, items):
+        item.add_marker(pytest.mark.slow)
+    items.sort(key=is_whole_run, reverse=True)  # stable: files stay together
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -299,7 +299,7 @@ def _check_setting(key: str, value: str) -> None:
 
 def _check(words: list[str], *, complete: bool) -> None:
     """Parses as the command would, and composes the config; a complete line lacks no argument."""
-    command: Any = typer.main.get_command(app)
+    command: Any = _command_line()
     path, rest = ["fedlens"], [word for word in words[1:] if word != "…"]
     while rest and hasattr(command, "commands"):
         command = command.commands.get(rest[0])
@@ -323,6 +323,11 @@ def _check(words: list[str], *, complete: bool) -> None:
         _composed(known, *overrides)
     for searched in arguments.get("search") or []:
         assert searched.partition("=")[0] in keys(), words
+
+
+@cache
+def _command_line() -> Any:
+    return typer.main.get_command(app)
 
 
 @cache

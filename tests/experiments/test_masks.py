@@ -234,6 +234,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
     return experiment, folder / "cache"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [

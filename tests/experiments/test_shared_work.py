@@ -89,6 +89,7 @@ def prepared(folder: Path) -> tuple[Counter[str], dict[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_make_everything_once_and_get_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from fedlens.store.run_folder import RunFolder
 
 TINY = [
     "backbone.pretrained=false",
+    "backbone.resolution=16",  # four patches
     "data.train_per_class=4",
     "data.test_per_class=2",
     "train.epochs=3",

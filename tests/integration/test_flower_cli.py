@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlens[flower]'")
 
 from tests.integration.conftest import TINY, Call
 

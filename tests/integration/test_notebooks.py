@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-SMALL = "data.train_per_class=6 data.test_per_class=2 threads=1"
+SMALL = "data.train_per_class=6 data.test_per_class=2 backbone.resolution=16 threads=1"
 DATA = f"data=synthetic augment=none backbone=vit_pico backbone.pretrained=false {SMALL}"
 FEW = "federated.local_step_budget=4 evaluate.every=1 federated.participation=0.05"
 

@@ -1,11 +1,12 @@
 """Runs `fedlens` in forked children that are killed on request, without importing torch again.
 
-stdin: one JSON object a line {"argv": [...], "die_at": n | null, "half_write": n | null,
-"of": "checkpoint" | "client_states", "delay": s | null, "signal": name | null};
-stdout: {"status": exit status, "calls": n}.
-`die_at` kills the child at its n-th call of fsync, replace, unlink or rmtree; `half_write` in the
-middle of writing the tensors of its n-th checkpoint, or of its n-th client's state; `delay` sends
-the signal after so many seconds.
+stdin: one JSON object a line {"argv": [...], "die_at": n | null, "signal": name | null,
+"half_write": n | null, "of": "checkpoint" | "client_states", "after": s | null};
+stdout: {"status": exit status, "calls": n, "seconds": s}.
+`die_at` sends the child a signal (SIGKILL, if none is named) at its n-th call of fsync, replace,
+unlink or rmtree; `half_write` kills it in the middle of writing the tensors of its n-th checkpoint,
+or of its n-th client's state; `after` kills it wherever it is after so many seconds of CPU time,
+which pass as they do on an idle machine, by a signal that nobody handles.
 """
 
 import json
@@ -13,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ cli.runs._draw = lambda folder: None  # only the run itself is killed here
 
 
 def deadly(
-    function: Callable[..., Any], calls: list[int], die_at: int | None
+    function: Callable[..., Any], calls: list[int], order: dict[str, Any]
 ) -> Callable[..., Any]:
     def wrapped(*args: Any, **options: Any) -> Any:
         calls[0] += 1
-        if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls[0] == order.get("die_at"):
+            os.kill(os.getpid(), getattr(signal, order.get("signal", "SIGKILL")))
         return function(*args, **options)
 
     return wrapped
@@ -59,10 +59,11 @@ def half_writing(whole: Callable[..., None], nth: int) -> Callable[..., None]:
 def child(order: dict[str, Any], report: int) -> None:
     calls = [0]
     for module, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (shutil, "rmtree")):
-        setattr(module, name, deadly(getattr(module, name), calls, order.get("die_at")))
+        setattr(module, name, deadly(getattr(module, name), calls, order))
     if order.get("half_write"):
         writer: Any = client_states if order.get("of") == "client_states" else checkpoints
         writer.save_file = half_writing(writer.save_file, order["half_write"])
+    signal.setitimer(signal.ITIMER_PROF, order.get("after", 0))
     sys.argv = ["fedlens", *order["argv"]]
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -85,13 +86,14 @@ def main() -> None:
         if pid == 0:
             child(order, writing)
         os.close(writing)
-        if order.get("delay") is not None:
-            time.sleep(order["delay"])
-            os.kill(pid, getattr(signal, order.get("signal") or "SIGKILL"))
-        _, status = os.waitpid(pid, 0)
-        calls = int(os.read(reading, 100) or 0)
+        _, status, used = os.wait4(pid, 0)
+        report = {
+            "status": os.waitstatus_to_exitcode(status),
+            "calls": int(os.read(reading, 100) or 0),
+            "seconds": used.ru_utime + used.ru_stime,
+        }
         os.close(reading)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status), "calls": calls}), flush=True)
+        print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from tests.reporting.contents import HERE, THERE, cell, minimal, rich
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = which("chromium") or which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
 
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",

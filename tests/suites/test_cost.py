@@ -167,6 +167,7 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
     assert asked == [{"train", "evaluate"}]
 
 
+@pytest.mark.slow
 def test_a_look_ahead_at_the_study_in_small_times_what_there_is_and_pretraining_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(PARENT)
     root = Path(__file__).parents[2]

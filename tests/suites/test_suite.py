@@ -50,7 +50,7 @@ def places(cells: list[Cell]) -> list[tuple[str, str, str, int]]:
 
 
 def test_every_suite_of_ours_is_documented_and_every_cell_of_a_table_is_another_run() -> None:
-    assert [suite.name for suite in suites()] == list(options("suite"))
+    assert tuple(suite.name for suite in suites()) == options("suite")
     for suite in suites():
         assert "command: fedlens suite " + suite.name in suite.documentation
         assert "cost: " in suite.documentation
@@ -328,6 +328,7 @@ def test_a_whole_name_stands_for_itself_alone(tmp_path: Path) -> None:
     assert labels("Nc=") == labels("in") == {cell.label for cell in cells}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper", "quick"])
 def test_the_six_models_are_among_the_runs(name: str) -> None:
     found = set()
@@ -355,6 +356,7 @@ def test_the_study_has_one_dataset_one_backbone_and_one_budget() -> None:
     assert len({c.train.batch_size for c in federated if units(c)}) == 1  # of those that train
 
 
+@pytest.mark.slow
 def test_the_full_study_holds_the_paper_and_the_extensions() -> None:
     def runs(name: str) -> set[str]:
         return {run_name(cell.config) for cell in find(name).cells(seeds=1)}

@@ -33,6 +33,7 @@ def update_bytes(config: Config) -> int:
     return wire.size({names[0]: torch.empty(kept, device="meta")}, names[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["trainable_parts", "quickstart_parts"])
 def test_rows_of_a_group_send_the_same_bytes_within_two_percent(suite: str) -> None:
     rows = {cell.row: cell.config for cell in find(suite).cells(seeds=1) if cell.column == "IID"}

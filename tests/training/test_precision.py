@@ -23,6 +23,7 @@ def test_a_name_that_is_not_there_is_refused() -> None:
         precision.choose("fp3", CPU)
 
 
+@pytest.mark.slow
 def test_amp_works_or_is_refused_but_never_kills() -> None:
     """On a CPU whose bfloat16 units are broken the child dies, not the caller."""
     try:
@@ -43,5 +44,6 @@ def test_a_child_that_dies_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> 
         precision.choose("amp", CPU)
 
 
+@pytest.mark.slow
 def test_a_child_that_fails_is_quoted() -> None:
     assert "fails" in (precision.probe("nowhere", torch.bfloat16) or "")

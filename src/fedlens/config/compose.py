@@ -137,7 +137,7 @@ def word(value: object) -> str:
     """A value as it is written behind the equals sign."""
     if isinstance(value, str):
         try:
-            read = OverridesParser.create().parse_override(f"key={value}").value()
+            read = _parser().parse_override(f"key={value}").value()
         except HydraException:
             read = None
         return value if type(read) is str and read == value else _quoted(value)
@@ -223,7 +223,7 @@ def from_yaml(text: str, source: str) -> Config:
 
 
 def to_yaml(config: Config) -> str:
-    return OmegaConf.to_yaml(_editable(config))
+    return OmegaConf.to_yaml(OmegaConf.create(_plain(asdict(config))))
 
 
 def amend(config: Config, overrides: list[str]) -> Config:
@@ -470,10 +470,15 @@ def _completed(config: Config) -> Config:
     return config
 
 
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
 def _parsed(override: str) -> list[Override]:
     """The override, if its key is known; `tracker=NAME` sets `tracker.name`."""
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = _parser().parse_override(override)
     except HydraException as error:
         raise FedlensError(
             f"'{override}' is not of the form key=value, such as train.lr=0.01."

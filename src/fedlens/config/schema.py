@@ -7,6 +7,7 @@ the values of several keys must satisfy together.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, cast, get_type_hints
 
 from fedlens.registry import REGISTRIES, trainable
@@ -182,9 +183,12 @@ def row_key(key: str) -> str | None:
     return next((one for one in ROW_KEYS if key == one or key.startswith(f"{one}.")), None)
 
 
+_hints = cache(get_type_hints)
+
+
 def keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
     """Every dotted key of the schema, groups included, and the parameters of all rows."""
-    hints = get_type_hints(schema)
+    hints = _hints(schema)
     for entry in fields(schema):
         key = prefix + entry.name
         yield key

@@ -277,8 +277,9 @@ def _train_federated(
     privacy.advise(config)
     engine = clients.engine("rounds")
     try:
-        chosen = getattr(engine, "settings", None)  # a resumed run keeps what `auto` chose
-        _write_config(replace(config, engine=chosen or config.engine), folder)
+        chosen = getattr(engine, "settings", None)
+        if chosen and chosen != config.engine:  # a resumed run keeps what `auto` chose
+            _write_config(replace(config, engine=chosen), folder)
         federated = settings.federated(config, experiment.precision)
         return FederatedLoop(federated, experiment, clients, engine, loop, stop, folder).run()
     finally:

@@ -1,7 +1,6 @@
 """A real SuperNode's Runtime API over HTTP; the tests take the part of the network."""
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from fedlens.errors import FedlensError
 from fedlens.federated.flower.deployment.app_worker import serve
 from tests.federated.flower import echo
-from tests.federated.flower.links import Link, free_port
+from tests.federated.flower.links import free_port
 
 RUN, NODE = 7, 11
 T = TypeVar("T")
@@ -277,20 +276,6 @@ def test_a_worker_without_the_secret_is_refused(tmp_path: Path) -> None:
             stop=answered.is_set,
         )
         listener.join(10)
-
-
-def test_one_process_serves_a_whole_federation(link: Link) -> None:
-    """With a real SuperLink, SuperNode and ServerApp; one process counts all messages."""
-    text = 'seed: 1\r\nname: "ünï"\n'
-    ended, lines = link.run(values="[[1.5, 2.5], [-1.0], [4.0]]", text=text)
-    assert ended.status == "completed"
-    first, failed, last = [json.loads(line) for line in lines if line.startswith("{")][1:]
-    assert first["values"] == [3.0, 5.0]
-    assert failed["error"] == "ArithmeticError: the value is negative"
-    assert last["values"] == [8.0]
-    assert first["pid"] == last["pid"] == link.worker
-    assert first["text"] == last["text"] == text
-    assert abs(last["answered"] - first["answered"]) == 1
 
 
 def _wait_for(get: Callable[[], T], timeout: float = 20.0) -> T:

@@ -40,6 +40,8 @@ from fedlens.federated.flower.deployment.processes import (
 )
 from fedlens.federated.flower.deployment.submission import Connection
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 60.0  # a few seconds are enough on an idle machine
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +26,10 @@ from fedlens.federated.flower.deployment.submission import (
     stop,
     submit,
 )
+from tests.federated.flower import links
 from tests.federated.flower.links import Link, free_port
+
+pytestmark = pytest.mark.slow
 
 YAML = (
     "seed: 1  # \"quoted\" and 'quoted', \\n is no newline\r\n"
@@ -34,22 +38,47 @@ YAML = (
 ) + "key: value\n" * 2000
 
 
+SETTINGS = {"text": YAML, "count": 3, "rate": 1e-5, "whole": 2.0, "on": True, "off": False}
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
+    """A real SuperLink with a node; it ends with this module, for it polls as long as it lives."""
+    with links.started(tmp_path_factory.mktemp("federation")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def completed(link: Link) -> list[dict[str, Any]]:
+    """What the apps of a run that went to its end have printed: the server's line comes first."""
+    ended, lines = link.run(values="[[1.5, 2.5], [-1.0], [4.0]]", **SETTINGS)
+    assert ended == RunEnded("completed", "")
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
 def status_of(run: SubmittedRun) -> str:
     with submission.control_client(run.connection) as client:
         response = client.ListRuns(ListRunsRequest(run_id=run.run_id))
     return response.run_dict[run.run_id].status.sub_status
 
 
-def test_settings_arrive_unchanged(link: Link) -> None:
-    settings = {"text": YAML, "count": 3, "rate": 1e-5, "whole": 2.0, "on": True, "off": False}
-    ended, lines = link.run(**settings)
-    assert ended == RunEnded("completed", "")
-    (received,) = [json.loads(line)["settings"] for line in lines if line.startswith("{")]
-    received = {name: received[name] for name in settings}
-    assert received == settings
+def test_settings_arrive_unchanged(completed: list[dict[str, Any]]) -> None:
+    received = {name: completed[0]["settings"][name] for name in SETTINGS}
+    assert received == SETTINGS
     assert {name: type(value) for name, value in received.items()} == {
-        name: type(value) for name, value in settings.items()
+        name: type(value) for name, value in SETTINGS.items()
     }
+
+
+def test_one_process_serves_a_whole_federation(link: Link, completed: list[dict[str, Any]]) -> None:
+    """With a real SuperLink, SuperNode and ServerApp; one process counts all messages."""
+    first, failed, last = completed[1:]
+    assert first["values"] == [3.0, 5.0]
+    assert failed["error"] == "ArithmeticError: the value is negative"
+    assert last["values"] == [8.0]
+    assert first["pid"] == last["pid"] == link.worker
+    assert first["text"] == last["text"] == YAML
+    assert abs(last["answered"] - first["answered"]) == 1
 
 
 def test_a_failed_server_app_is_reported_with_its_reason(link: Link) -> None:
