@@ -5,25 +5,22 @@ import pytest
 from torch import nn
 
 from fedlens.config.compose import compose
-from fedlens.config.schema import Config
 from fedlens.data import synthetic
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites import probe
 from fedlens.suites.cost import (
-    OVERHEAD_S,
     PRETRAINING_IMAGES,
     RELATIVE_COST,
     SharedWork,
     Work,
+    analysis_work,
     count_shared_once,
     speed_key,
     total_cost,
     work_of,
 )
-from fedlens.suites.eta import Eta
-from fedlens.suites.plan import PlannedRun, estimates, eta_of, plan, unique_runs
-from fedlens.suites.progress import time_left_text
-from fedlens.suites.suite import Cell, find
+from fedlens.suites.plan import PlannedRun, estimates, eta_of
+from fedlens.suites.suite import Cell
 from fedlens.training.pretrain import Recipe
 
 
@@ -140,13 +137,21 @@ def test_runs_share_masks_where_these_depend_on_nothing_else(words: list[str], s
     assert (masks(words) == masks([])) == same
 
 
-def test_a_speed_key_is_what_determines_the_speed() -> None:
-    plain = speed_key(compose("quickstart_sparse", []))
-    for words in (["train.lr=9"], ["seed=3"], ["federated.rounds=1"], ["partition=dirichlet"]):
-        assert speed_key(compose("quickstart_sparse", words)) == plain
-    for words in (["train.batch_size=8"], ["sparse.density=0.5"], ["train.trainable=last_blocks:1"],
-                  ["backbone=vit_tiny"], ["device=cpu"], ["train.precision=amp"]):  # fmt: skip
-        assert speed_key(compose("quickstart_sparse", words)) != plain
+def test_a_speed_key_is_what_determines_the_speed_of_a_task() -> None:
+    def keys(words: list[str]) -> dict[str, str]:
+        config = compose("quickstart_sparse", words)
+        return {task: speed_key(config, task) for task in ("train", "evaluate", "calibrate")}
+
+    plain = keys([])
+    for words in (["train.lr=9"], ["seed=3"], ["federated.rounds=1"], ["partition=dirichlet"],
+                  ["sparse.density=0.5"]):  # fmt: skip
+        assert keys(words) == plain
+    for words in (["backbone=vit_tiny"], ["device=cpu"], ["train.precision=amp"]):
+        assert not set(keys(words).values()) & set(plain.values())
+    for words in (["train.batch_size=8"], ["train.optimizer=adamw"], ["augment=standard"]):
+        changed = keys(words)
+        assert changed["train"] != plain["train"]
+        assert changed["evaluate"] == plain["evaluate"]
 
 
 def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> None:
@@ -164,28 +169,7 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
         for config in [compose("centralized", [*told, f"seed={seed}"])]
     ]
     assert estimates(runs, measure) == [1 + 18_000 + 0.5 * (2_000 + 5_000)] * 2
-    assert asked == [{"train", "evaluate"}]
-
-
-@pytest.mark.slow
-def test_a_look_ahead_at_the_study_in_small_times_what_there_is_and_pretraining_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some runs train nothing, some heads alone; pretraining trains all of the backbone."""
-    monkeypatch.setattr(probe, "TIMED_S", 0.0)
-    runs_of_quick = unique_runs(plan(find("quick").cells([f"run.root={tmp_path}"], seeds=1)))
-    idle = [run for run in runs_of_quick if run.units == 0]
-    asked: list[set[str]] = []
-
-    def measure(config: Config, tasks: Collection[str]) -> dict[str, float]:
-        asked.append(set(tasks))
-        return probe.seconds_per_image(config, tasks)
-
-    for runs in (idle, runs_of_quick):
-        asked.clear()
-        assert all(seconds > OVERHEAD_S for seconds in estimates(runs, measure))
-        assert sum("pretrain" in tasks for tasks in asked) == 1
-        assert any("train" in tasks for tasks in asked) == (runs is runs_of_quick)
+    assert asked == [{"train"}, {"evaluate"}]
 
 
 def test_pretraining_is_timed_with_every_weight_trained() -> None:
@@ -198,9 +182,27 @@ def test_pretraining_is_timed_with_every_weight_trained() -> None:
         patch.setattr(probe, "local_step", step)
         patch.setattr(probe, "TIMED_S", 0.0)
         head_alone = compose("federated_head", ["data=synthetic", "backbone=vit_pico"])
-        found = probe.seconds_per_image(head_alone, ["pretrain"])
-    assert found.keys() == {"head", "pretrain"}
+        assert probe.seconds_per_image(head_alone, "pretrain", threads=1) > 0
     assert set(trained) == {True}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("alpha --base pretrained", 21 * 2_000 + 5_000),
+        ("alpha --alphas 0,1", 2 * 2_000 + 5_000),
+        ("merge --method ties --method dare --scales=1,2", 4 * 2_000 + 5_000),
+        ("forget --class 0 --scales 1:2:0.5", 4 * 2_000 + 5_000),  # and λ = 0
+        (
+            "interference",
+            28 * 2 * 2_000,
+        ),  # 5 × 5 pairs of α and 3; images of both clients
+        ("interference --alphas 1", 6 * 2 * 2_000),  # with (1, 0) and (0, 1)
+        ("clients --drop 3", 2 * 2_000 + 5_000),
+    ],
+)
+def test_an_analysis_evaluates_every_candidate_on_validation(command: str, expected: int) -> None:
+    assert analysis_work(command, compose("quickstart_fedavg", []))["evaluate"] == expected
 
 
 def test_pretraining_that_lies_in_the_cache_weighs_nothing(
@@ -210,106 +212,13 @@ def test_pretraining_that_lies_in_the_cache_weighs_nothing(
     run = PlannedRun(
         Cell("", "a", "", compose("quickstart", []), [], []), RunFolder(tmp_path / "a")
     )
-    before = eta_of([run], jobs=1).costs[run.label]
+    before = eta_of([run], jobs=1).parts[run.label].total
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "vit_pico-0.safetensors").touch()
-    after = eta_of([run], jobs=1).costs[run.label]
+    after = eta_of([run], jobs=1).parts[run.label].total
     assert before - after == pytest.approx(RELATIVE_COST["pretrain"] * PRETRAINING_IMAGES)
 
 
 def test_weights_add_up_over_tasks() -> None:
     assert total_cost({"train": 2, "evaluate": 4}, {"train": 3.0, "evaluate": 0.25}) == 7.0
     assert total_cost({"train": 0}, {}) == 0.0
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
-
-
-def journal(folder: RunFolder, done: int) -> None:
-    folder.path.mkdir(exist_ok=True)
-    folder.journal("metrics").append({"round": done, "validation": {"top1": 0.5}})
-
-
-def test_the_time_left_is_learned_from_what_was_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second of overhead each; 10 units took 20 s more, so 2 s per unit."""
-    clock = Clock(monkeypatch)
-    eta = Eta({"a": 10.0, "b": 30.0, "c": 5.0}, {"a": 4, "b": 4, "c": 4}, jobs=1)
-    first, second = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
-    assert eta.seconds_left() is None
-    eta.start("a", first)
-    assert eta.seconds_left() is None
-    clock.now = 11.0
-    journal(first, 2)
-    assert eta.seconds_left() == pytest.approx(10 + (1 + 60) + (1 + 10))  # half of a, then b and c
-    clock.now = 21.0
-    eta.end("a")
-    assert eta.seconds_left() == pytest.approx(61 + 11)
-    eta.start("b", second)
-    journal(second, 1)
-    clock.now = 21.0 + 16.0  # a quarter of b's 30 units in 15 s: still 2 s each
-    assert eta.seconds_left() == pytest.approx(45 + 11)
-    assert eta.active() == [("b", 1, 4)]
-    clock.now = 21.0 + 61.0
-    eta.end("b")
-    eta.start("c", RunFolder(tmp_path / "c"))
-    eta.end("c")
-    assert (eta.finished, eta.seconds_left()) == (3, 0.0)
-
-
-def test_what_an_earlier_session_did_says_nothing_of_the_pace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, folder = Clock(monkeypatch), RunFolder(tmp_path / "a")
-    journal(folder, 2)
-    eta = Eta({"a": 8.0, "b": 8.0}, {"a": 4, "b": 4})
-    eta.start("a", folder)
-    clock.now = 9.0  # the other half of 8 units: 2 s each
-    journal(folder, 4)
-    eta.end("a")
-    assert eta.seconds_left() == pytest.approx(1 + 16)
-
-
-def test_a_run_that_failed_says_nothing_of_the_pace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    eta = Eta({"a": 8.0, "b": 8.0, "c": 8.0}, {"a": 4, "b": 4, "c": 4})
-    for label, seconds, failed in (("a", 17.0, False), ("b", 0.5, True)):
-        eta.start(label, RunFolder(tmp_path / label))
-        clock.now += seconds
-        eta.end(label, failed=failed)
-    assert eta.finished == 2
-    assert eta.seconds_left() == pytest.approx(1 + 16)  # as a was: 2 s each
-
-
-def test_several_at_once_take_less_time_but_not_less_than_the_longest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    eta = Eta({"a": 1.0, "b": 100.0, "c": 1.0}, {"a": 1, "b": 10, "c": 1}, jobs=2)
-    for label in ("a", "b"):
-        eta.start(label, RunFolder(tmp_path / label))
-    clock.now = 3.0
-    eta.end("a")
-    assert eta.seconds_left() == pytest.approx(200)
-
-
-def test_a_line_cut_short_is_not_read(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert folder.position() == 0
-    journal(folder, 3)
-    with folder.journal("metrics").path.open("a") as stream:
-        stream.write('{"round": 4')
-    assert folder.position() == 3
-
-
-def test_time_is_told_time_left_text() -> None:
-    told = {None: "not known yet", 0.0: "nothing left", 30.0: "less than a minute left",
-            300.0: "about 5 min left", 9000.0: "about 2.5 h left"}  # fmt: skip
-    for seconds, words in told.items():
-        assert words in time_left_text(seconds)

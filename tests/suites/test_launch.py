@@ -22,7 +22,7 @@ from fedlens.errors import FedlensError
 from fedlens.files import write_json
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.eta import Eta
+from fedlens.suites.eta import Eta, Parts
 from fedlens.suites.launch import Job, attempt, run_in_turn
 from fedlens.suites.slurm import Command, make_executor, parse_options, submit_all
 from fedlens.suites.workers import Workers
@@ -37,7 +37,7 @@ def make_jobs(folder: Path, calls: dict[str, Callable[[], object]]) -> list[Job]
 
 
 def make_eta(jobs: list[Job]) -> Eta:
-    return Eta({job.label: 1.0 for job in jobs}, {})
+    return Eta({job.label: Parts({"steps": 1.0}) for job in jobs}, {})
 
 
 def refuse() -> None:

@@ -40,7 +40,11 @@ class Calculator:
     def start(self) -> None:
         """Begins to load torch; without it, the first `call` does."""
         if self._process is None and "torch" not in sys.modules:
-            self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            # Threads that spin while they wait would slow each other down on a busy machine.
+            environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+            self._process = subprocess.Popen(
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
 
     def call(self, module: str, function: str, *arguments: Any, **settings: Any) -> Any:
         self.start()

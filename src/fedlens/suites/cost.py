@@ -199,7 +199,8 @@ def speed_key(config: Config, task: str) -> str:
            batch_of(config, task)]  # fmt: skip
     if task == "train":
         key += [config.backbone.freeze_blocks, config.head.freeze, train.batch_size,
-                train.optimizer.name, sparse.density, asdict(config.augment)]  # fmt: skip
+                train.optimizer.name, sparse.density is not None,
+                asdict(config.augment)]  # fmt: skip
     if task == "calibrate":
         key += [config.backbone.freeze_blocks, sparse.labels, sparse.target]
     return _key(*key)

@@ -39,6 +39,7 @@ from fedlens.training.pretrain import Recipe, SumOfParts
 from fedlens.training.step import StepSettings, Tally, local_step
 
 TIMED_S = 0.6  # how long a task is timed once it is warm
+MOST_STEPS = 20  # of which the median counts
 FIRST_IMAGES = 2  # of the first batch, before the speed is known
 
 __all__ = ["available", "device_name", "process_bytes", "seconds_per_image"]
@@ -73,12 +74,13 @@ def _timed(step: Step, batch_size: int) -> float:
     """
     few = min(FIRST_IMAGES, batch_size)
     step(torch.arange(few))  # warms up
-    first = _seconds(step, few)
-    if first > TIMED_S:
-        return first / few
-    many = max(few, min(batch_size, int(few * TIMED_S / first / 2)))
-    started, times = time.perf_counter(), []
-    while not times or time.perf_counter() - started < TIMED_S:
+    first = min(_seconds(step, few) for _ in range(2))
+    many, each = few, first
+    while many < batch_size and each < TIMED_S / 4:
+        many = min(batch_size, 4 * many)
+        each = _seconds(step, many)
+    started, times = time.perf_counter(), [each]
+    while time.perf_counter() - started < TIMED_S and len(times) < MOST_STEPS:
         times.append(_seconds(step, many))
     each = median(times)
     if few < many < batch_size:

@@ -1,0 +1,189 @@
+"""Speeds and memory: timed within a bounded time, remembered, derived, or of a known machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.config.compose import changed, compose
+from fedlens.config.schema import Config
+from fedlens.errors import FedlensError
+from fedlens.suites import machines, probe
+from fedlens.suites.calculator import Calculator
+from fedlens.suites.cost import Count
+from fedlens.suites.counts import count
+from fedlens.suites.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
+from fedlens.suites.memory import peak_memory
+from fedlens.suites.suite import find
+
+PICO = ["data=synthetic", "backbone=vit_pico", "backbone.pretrained=false"]
+
+
+def pico(*words: str) -> Config:
+    return compose("centralized", [*PICO, *words])
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Steps take a millisecond an image, and it takes a second to find out."""
+    calls: list[tuple[int, str]] = []
+    now = [0.0]
+
+    def seconds_per_image(config: Config, task: str, *, threads: int) -> float:
+        now[0] += 1.0
+        calls.append((config.train.batch_size, task))
+        return 1e-3
+
+    monkeypatch.setattr(probe, "seconds_per_image", seconds_per_image)
+    monkeypatch.setattr(machines.time, "monotonic", lambda: now[0])
+    return calls
+
+
+def wanted(*configs: Config) -> list[Wanted]:
+    return [Wanted(config, "train", 10.0 - place) for place, config in enumerate(configs)]
+
+
+def test_a_linear_layer_has_two_flops_for_every_weight_forward_and_four_backward() -> None:
+    """ViT pico's forward pass is some 17 MFLOP; training adds twice that, but for the input."""
+    evaluated, trained = count(pico(), "evaluate"), count(pico(), "train")
+    assert 2.6 < trained.flops / evaluated.flops < 3.0
+    assert evaluated.flops > 2 * 16 * (trained.parameters - 96 * 100) / 2  # 16 tokens, most weights
+    assert trained.trained == trained.parameters
+    assert evaluated.features == 96
+
+
+def test_what_is_alive_grows_with_the_batch_and_shrinks_with_frozen_blocks() -> None:
+    small, large = (count(pico(f"train.batch_size={n}"), "train").peak for n in (16, 64))
+    assert 2 < large / small < 4  # gradients do not grow
+    last = count(pico("train.batch_size=64", "train.trainable=last_blocks:1"), "train")
+    assert last.peak < large / 2
+    assert last.trained < last.parameters / 3
+
+
+def test_the_kinds_with_most_work_are_timed_first_and_the_rest_derived(
+    timed: list[tuple[int, str]],
+) -> None:
+    configs = [pico(f"train.batch_size={n}", "threads=1") for n in (16, 32, 64)]
+    machine = ThisMachine(Calculator(), seconds=2.0)
+    machine.prepare(wanted(*reversed(configs)))
+    assert timed == [(64, "train"), (32, "train")]
+    seconds = [machine(config, ["train"])["train"] for config in configs]
+    assert seconds == pytest.approx([1e-3] * 3, rel=0.05)  # equal FLOPs per image
+    assert "timed on this machine: 2;" in machine.sentence()
+    assert "by their FLOPs: 1" in machine.sentence()
+
+
+def test_what_was_timed_is_remembered_unless_the_file_is_damaged(
+    timed: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    work = wanted(pico("threads=1"))
+    for _ in range(2):
+        ThisMachine(Calculator()).prepare(work)
+    assert len(timed) == 1
+    assert (
+        ThisMachine(Calculator()).knows(work)
+        or "threads" not in ThisMachine(Calculator()).kept.content
+    )
+    (path,) = (tmp_path / "cache" / "estimates").iterdir()
+    for damage in ("", "{", "[1]", '{"seconds": {"a": {"each": -1}}}', '{"counts": {"a": 3}}'):
+        path.write_text(damage)
+        machine = ThisMachine(Calculator())
+        assert not machine.knows(work)
+        machine.prepare(work)
+        assert json.loads(path.read_text())["seconds"]
+    assert len(timed) == 6
+
+
+def test_a_timing_of_a_busy_machine_is_repeated_when_it_is_idle(
+    timed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = wanted(pico("threads=1"))
+    for load, times in ((99.0, 1), (99.0, 1), (0.0, 2), (99.0, 2)):
+        monkeypatch.setattr(machines, "_load", lambda load=load: load)
+        machine = ThisMachine(Calculator())
+        machine.prepare(work)
+        assert len(timed) == times
+        assert ("busy" in machine.sentence()) == (load > 9)
+
+
+def test_a_known_machine_divides_flops_by_its_rate() -> None:
+    config = pico()
+    machine = Elsewhere(known_machine("t4"), Calculator())
+    machine.prepare(wanted(config))
+    flops = count(config, "train").flops
+    row = KNOWN["t4"]
+    least = flops / (row.single * row.utilisation)
+    assert machine(config, ["train"])["train"] >= least
+    half = changed(config, {"train.precision": "amp"})
+    assert machine(half, ["train"])["train"] < machine(config, ["train"])["train"]
+    assert "8.1 TFLOP/s peak in float32, 50% assumed" in machine.sentence()
+    assert machine.sentence().startswith("Computed for NVIDIA T4")
+    with pytest.raises(FedlensError, match="not a known machine"):
+        known_machine("t5")
+
+
+def test_peak_memory_by_hand() -> None:
+    """1000 weights, 100 images of 3 kB: 4 bytes each, with momentum; 5 kB alive in a step."""
+    config = pico("data.train_per_class=1", "head=linear")
+    model = Count(flops=1, peak=2_000, parameters=1000, trained=1000, masked=0, features=10)
+    counts = {"evaluate": model, "train": Count(1, 5_000_000, 1000, 1000, 0, 10)}
+    expected = 10**6 + 1.1 * (100 * 3072 + 4_000 + 4_000 + 5_000_000)
+    assert peak_memory(config, counts, 10**6) == pytest.approx(expected)
+    federated = compose("quickstart_fedavg", ["data.train_per_class=1"])
+    more = peak_memory(federated, counts, 10**6) - peak_memory(config, counts, 10**6)
+    assert more == pytest.approx(1.1 * 1000 * (4 * 4 + 8))  # model, update, two sums; one double
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_run_takes_the_memory_that_was_predicted(tmp_path: Path) -> None:
+    words = [*PICO, "train.epochs=1", "train.steps_per_epoch=2", "data.train_per_class=10",
+             "device=cpu", "threads=1", f"run.root={tmp_path}"]  # fmt: skip
+    script = f"""
+import resource
+from fedlens.experiments.run import start
+from fedlens.config.compose import compose
+from fedlens.suites import counts, memory, probe
+process = probe.process_bytes()
+config = compose("centralized", {words!r})
+found = {{task: counts.count(config, task) for task in memory.counted_tasks(config)}}
+predicted = memory.peak_memory(config, found, process)
+start(config)
+print(predicted, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    predicted, measured = map(int, done.stdout.split()[-2:])
+    assert predicted == pytest.approx(measured, rel=0.25)
+
+
+def test_cells_of_a_suite_are_composed_as_by_hydra() -> None:
+    cells = find("full").cells([], seeds=1)
+    for cell in cells[:: len(cells) // 5]:
+        experiment, *overrides = cell.arguments
+        assert repr(compose(experiment, overrides)) == repr(cell.config)
+
+
+def test_another_process_calculates_where_torch_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers, hands errors on, and its end is told."""
+    monkeypatch.delitem(sys.modules, "torch")
+    with Calculator() as calculator:
+        calculator.start()
+        assert calculator.separate
+        config = pico()
+        found: Any = calculator.call("counts", "count", config, "evaluate")
+        assert found.features == 96
+        impossible = changed(config, {"backbone.resolution": 33})
+        with pytest.raises(FedlensError, match="multiple"):
+            calculator.call("counts", "count", impossible, "evaluate")
+        calculator._process.kill()  # type: ignore[union-attr]
+        with pytest.raises(FedlensError, match="has ended"):
+            calculator.call("counts", "count", config, "train")
