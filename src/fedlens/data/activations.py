@@ -6,7 +6,7 @@ in a file of the cache and a batch is gathered from it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,8 +21,7 @@ from fedlens.data.mapped_file import MakeRows, MappedFile
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
 
-BATCH = 64  # examples whose activations are computed together
-PART = 8 * BATCH  # examples whose activations are written together
+PART = 8  # batches whose activations are written together
 
 Compute = Callable[[torch.Tensor], torch.Tensor]  # inputs → activations, of a few examples
 
@@ -37,6 +36,7 @@ class Activations:
 
     file: MappedFile
     order: tuple[int, ...]  # the dimensions of a batch as they are stored, slowest first
+    batch: int  # examples whose activations are computed together
     identity: Mapping[str, object]
 
     @cached_property
@@ -67,9 +67,12 @@ class Activations:
 
                 def rows(part: range) -> torch.Tensor:
                     parts = []
-                    for index in torch.split(torch.tensor(part), BATCH):
-                        parts.append(as_stored(compute(examples.batch(index)), self.order).cpu())
-                        update(int(index[-1]) + 1, len(examples))
+                    for index in torch.split(torch.tensor(part), self.batch):
+                        end = int(index[-1]) + 1
+                        whole = torch.arange(max(0, end - self.batch), end)  # never a smaller one
+                        computed = as_stored(compute(examples.batch(whole)), self.order)
+                        parts.append(computed[-len(index) :].cpu())
+                        update(end, len(examples))
                     return torch.cat(parts)
 
                 yield rows
@@ -80,9 +83,17 @@ class Activations:
 
 
 def activations(
-    count: int, sample: torch.Tensor, key: Mapping[str, object], *, root: Path | None = None
+    count: int,
+    sample: torch.Tensor,
+    key: Mapping[str, object],
+    *,
+    batch: int,
+    root: Path | None = None,
 ) -> Activations:
-    """Those of `count` examples under `key`; `sample` is a computed batch, of any examples."""
+    """Those of `count` examples under `key`, computed in batches of one size.
+
+    `sample` is a batch of activations, of any examples.
+    """
     order = memory_order(sample)
     shape = tuple(as_stored(sample, order).shape[1:])
     identity = {
@@ -91,13 +102,13 @@ def activations(
         "shape": shape,
         "order": order,
         "dtype": str(sample.dtype),
-        "batch": BATCH,
+        "batch": batch,
         "part": PART,
     }
     name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = (root or files.cache_dir()) / "activations" / name / "activations.bin"
-    file = MappedFile(path, count, shape, sample.dtype, PART, "activations")
-    return Activations(file, order, identity)
+    file = MappedFile(path, count, shape, sample.dtype, PART * batch, "activations")
+    return Activations(file, order, batch, identity)
 
 
 def memory_order(batch: torch.Tensor) -> tuple[int, ...]:
@@ -112,27 +123,6 @@ def as_stored(batch: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 
 def as_computed(rows: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     return rows.permute([order.index(one) for one in range(len(order))])
-
-
-@dataclass(frozen=True)
-class ActivationExamples:
-    """The examples at `index` (all of them if None) by their stored activations."""
-
-    activations: Activations
-    labels: torch.Tensor  # int64 [N]
-    index: torch.Tensor | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device) -> "ActivationExamples":
-        return replace(self, labels=self.labels.to(device), device=device)
-
-    def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
-        del draw
-        within = index if self.index is None else self.index[index.to(self.index.device)]
-        return self.activations[within].to(self.device)
 
 
 @dataclass(frozen=True)
@@ -155,3 +145,30 @@ class ComputedActivations:
     @torch.no_grad()
     def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
         return self.compute(self.examples.batch(index, draw))
+
+
+@dataclass(frozen=True)
+class ActivationExamples:
+    """Examples by their stored activations; batches of sizes that are not exact are computed."""
+
+    activations: Activations
+    computed: ComputedActivations
+    index: torch.Tensor | None = None  # of the examples in the file; None: all of them
+    exact: Collection[int] | None = None  # the sizes for which stored bits are right; None: all
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.computed.labels
+
+    def __len__(self) -> int:
+        return len(self.computed)
+
+    def to(self, device: torch.device) -> "ActivationExamples":
+        return replace(self, computed=self.computed.to(device), device=device)
+
+    def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
+        if self.exact is not None and len(index) not in self.exact:
+            return self.computed.batch(index, draw)
+        within = index if self.index is None else self.index[index.to(self.index.device)]
+        return self.activations[within].to(self.device)

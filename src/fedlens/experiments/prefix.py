@@ -8,18 +8,19 @@ bit for bit: this is checked on batches as the run has them, and nothing is cach
 import logging
 import shutil
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from fedlens import params, rng
 from fedlens.data.activations import (
-    BATCH,
     ActivationExamples,
     Activations,
     ComputedActivations,
     activations,
+    as_computed,
+    as_stored,
 )
 from fedlens.data.examples import Examples, ImageExamples
 from fedlens.data.images import Images
@@ -31,6 +32,7 @@ from fedlens.models.prefix import Cut, cut, frozen_blocks
 from fedlens.runtime.stop import StopRequest
 from fedlens.runtime.threads import limited_threads
 from fedlens.runtime.units import size_text
+from fedlens.training.precision import Precision
 
 MOST_SIZES = 12  # batch sizes that are checked; of more, the smallest, the largest, some between
 RESERVE = 1 << 30  # bytes of the disk that a cache leaves free
@@ -47,9 +49,11 @@ class PrefixSettings:
 
     max_bytes: int  # of one split's activations; 0: nothing is cached
     images_seen: int  # in training and validation: a cache of more images does not pay
-    train_sizes: Collection[int]  # of the batches that the model is trained on
+    batch: int  # the usual size of the batches that the model is trained on
+    train_sizes: Collection[int]  # all their sizes
     train_threads: Collection[int]  # that it may be trained with
     evaluate_batch: int
+    splits_batches: bool = False  # into micro-batches: `train_sizes` are those of the parts
     train_per_class: int | None = None
     test_per_class: int | None = None
     refused: str | None = None  # why this run cannot use a cache, if it cannot
@@ -77,35 +81,42 @@ def start_after_frozen_blocks(
         return experiment
     try:
         prefix = _Prefix(experiment, _cut(experiment, train, blocks, changed, settings), stop)
-        found = prefix.cached(replace(train, index=None), "train", settings)
+        everything = replace(train, index=None)
+        found = prefix.cached(everything, "train", settings)
     except NotCached as reason:
         log.info("first %d blocks are frozen; their activations are not cached: %s", blocks, reason)
         return experiment
     log.info(
         "first %d of %d blocks are frozen: their activations are cached (%s)",
-        blocks, prefix.cut.depth, size_text(found.file.bytes),
+        blocks, prefix.cut.depth, size_text(found.activations.file.bytes),
     )  # fmt: skip
 
-    def on_activations(examples: Examples) -> ActivationExamples:
-        assert isinstance(examples, ImageExamples)
-        return ActivationExamples(found, examples.labels, examples.index, experiment.device)
+    def on_activations(examples: ImageExamples, exact: Collection[int] | None) -> Examples:
+        computed = ComputedActivations(examples, prefix.compute)
+        return ActivationExamples(
+            found.activations, computed, examples.index, exact, experiment.device
+        )
 
     def test_examples(images: Images) -> Examples:
         """Computed only now: the test split was sealed before."""
-        examples = ImageExamples(images, None, train.pipeline)
+        computed = ComputedActivations(ImageExamples(images, None, train.pipeline), prefix.compute)
         try:
-            stored = prefix.cached(examples, "test", settings)
+            test = prefix.cached(computed.examples, "test", settings)
         except NotCached as reason:
             log.info("activations of the test images are not cached: %s", reason)
-            return ComputedActivations(examples, prefix.compute)
-        return ActivationExamples(stored, images.labels, None, experiment.device)
+            return computed
+        return ActivationExamples(
+            test.activations, computed, None, test.evaluated, experiment.device
+        )
 
-    validation = experiment.validation
     model.cut = prefix.cut
+    validation = experiment.validation
+    if isinstance(validation, ImageExamples):
+        validation = on_activations(validation, found.evaluated)
     return replace(
         experiment,
-        train=on_activations(train),
-        validation=None if validation is None else on_activations(validation),
+        train=on_activations(train, found.trained),
+        validation=validation,
         test_examples=test_examples,
     )
 
@@ -156,6 +167,28 @@ def _cut(
 
 
 @dataclass(frozen=True)
+class FirstBlocks:
+    """Inputs → activations at the cut."""
+
+    backbone: nn.Module
+    cut: Cut
+    precision: Precision
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        with self.precision.autocast():
+            return self.cut.first(self.backbone, inputs)
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Stored activations, and the sizes of batches for which they are exact; None: all sizes."""
+
+    activations: Activations
+    trained: Collection[int] | None
+    evaluated: Collection[int] | None
+
+
+@dataclass(frozen=True)
 class _Prefix:
     """The frozen blocks of an experiment's backbone."""
 
@@ -163,16 +196,18 @@ class _Prefix:
     cut: Cut
     stop: StopRequest
 
-    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
-        with self.experiment.precision.autocast():
-            return self.cut.first(self.experiment.model.backbone, inputs)
+    @property
+    def compute(self) -> FirstBlocks:
+        experiment = self.experiment
+        return FirstBlocks(experiment.model.backbone, self.cut, experiment.precision)
 
-    def cached(self, examples: Examples, split: str, settings: PrefixSettings) -> Activations:
+    def cached(self, examples: Examples, split: str, settings: PrefixSettings) -> Cached:
         """The activations of all examples, computed now where they are not stored yet."""
         per_class = settings.train_per_class if split == "train" else settings.test_per_class
         with torch.no_grad():
             sample = self.compute(examples.batch(torch.arange(min(2, len(examples)))))
-        found = activations(len(examples), sample, self._key(split, per_class))
+        key, batch = self._key(split, per_class), min(settings.batch, len(examples))
+        found = activations(len(examples), sample, key, batch=batch)
         size = found.file.bytes
         if size > settings.max_bytes:
             raise NotCached(
@@ -181,8 +216,7 @@ class _Prefix:
             )
         if found.file.complete:
             self._make(found, examples, split)
-            self._check(examples, split, settings, found.__getitem__)
-            return found
+            return self._checked(found, examples, split, settings, found.__getitem__)
         if split == "train" and settings.images_seen < len(examples):
             raise NotCached(
                 f"this run sees {settings.images_seen} images, fewer than the {len(examples)} "
@@ -191,9 +225,11 @@ class _Prefix:
         free = _free_space(found)
         if free < size + RESERVE:
             raise NotCached(f"they take {size_text(size)}, and the disk has {size_text(free)} left")
-        self._check(examples, split, settings, lambda index: self._computed(examples, index))
+        checked = self._checked(
+            found, examples, split, settings, lambda index: self._computed(found, examples, index)
+        )
         self._make(found, examples, split)
-        return found
+        return checked
 
     def _key(self, split: str, per_class: int | None) -> dict[str, object]:
         state = self.experiment.model.backbone.state_dict(keep_vars=True)
@@ -212,34 +248,61 @@ class _Prefix:
         found.make(examples, self.compute, title=title, stop=self.stop)
 
     @torch.no_grad()
-    def _computed(self, examples: Examples, index: torch.Tensor) -> torch.Tensor:
-        """As they are computed for the file."""
-        return torch.cat([self.compute(examples.batch(one)) for one in torch.split(index, BATCH)])
+    def _computed(
+        self, found: Activations, examples: Examples, index: torch.Tensor
+    ) -> torch.Tensor:
+        """As they would be read from the file."""
+        whole = torch.cat([index, torch.arange(-len(index) % found.batch)])  # no smaller batch
+        parts = [self.compute(examples.batch(one)) for one in torch.split(whole, found.batch)]
+        stored = torch.cat([as_stored(one, found.order) for one in parts])
+        return as_computed(stored[: len(index)], found.order)
 
-    def _check(self, examples: Examples, split: str, settings: PrefixSettings, read: Read) -> None:
-        """Refuses activations that differ in any bit from those of the batches of this run."""
-        count, own = len(examples), torch.get_num_threads()
-        order = torch.randperm(count, generator=rng.generator(0, "prefix check"))
-        evaluated = batch_sizes([count], settings.evaluate_batch)
-        if split == "train" and self.experiment.validation is not None:
-            evaluated = batch_sizes([len(self.experiment.validation)], settings.evaluate_batch)
-        cases: list[tuple[Collection[int], int, AbstractContextManager[object]]] = [
-            (evaluated, own, torch.inference_mode())
-        ]
+    def _checked(
+        self,
+        found: Activations,
+        examples: Examples,
+        split: str,
+        settings: PrefixSettings,
+        read: Read,
+    ) -> Cached:
+        """Compares stored activations with those of the batches that this run will have.
+
+        Matrix products may choose another kernel for another number of rows or threads.
+        """
+        trained: Collection[int] | None = None
+        validation = self.experiment.validation
+        evaluated = len(examples) if split == "test" else len(validation or ())
         if split == "train":
-            cases += [(settings.train_sizes, one, nullcontext()) for one in settings.train_threads]
-        for sizes, threads, mode in cases:
-            for size in _spread(sizes):
-                self.stop.check()
-                index = order[:size].sort().values if size > count // 2 else order[:size]
-                expected = read(index)
-                with limited_threads(threads), mode:
-                    batch = self.compute(examples.batch(index))
-                if not _identical(expected.to(batch.device), batch):
-                    raise NotCached(
-                        f"on this machine, batches of {size} with {threads} thread(s) have other "
-                        f"last bits than those of {BATCH} with {own}"
-                    )
+            sizes = settings.train_sizes
+            trained = self._exact(examples, sizes, settings.train_threads, read)
+            usual = max(settings.train_sizes)
+            if trained is not None and (settings.splits_batches or usual not in trained):
+                raise NotCached(
+                    "on this machine, the last bits of a batch depend on its size or on the number "
+                    "of threads"
+                )
+        own = [torch.get_num_threads()]
+        with torch.inference_mode():
+            sizes = batch_sizes([evaluated], settings.evaluate_batch)
+            exact = self._exact(examples, sizes, own, read)
+        return Cached(found, trained, exact)
+
+    def _exact(
+        self, examples: Examples, sizes: Collection[int], threads: Collection[int], read: Read
+    ) -> set[int] | None:
+        """The sizes of batches whose activations have the bits that `read` gives; None: all."""
+        order = torch.randperm(len(examples), generator=rng.generator(0, "prefix check"))
+        checked, exact = _spread(sizes), set()
+        for size in checked:
+            self.stop.check()
+            index = order[:size]
+            stored, equal = read(index), True
+            for number in threads:
+                with limited_threads(number):
+                    computed = self.compute(examples.batch(index))
+                equal &= _identical(stored.to(computed.device), computed)
+            exact |= {size} if equal else set()
+        return None if len(exact) == len(checked) else exact
 
 
 def _spread(sizes: Collection[int]) -> list[int]:

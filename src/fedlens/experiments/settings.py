@@ -167,6 +167,8 @@ def prefix(config: Config, experiment: Experiment) -> PrefixSettings:
     return PrefixSettings(
         max_bytes=int(train.prefix_cache_gb * 1e9),
         images_seen=units * seen + units // evaluate.every * validation,
+        batch=train.micro_batch or train.batch_size,
+        splits_batches=train.micro_batch is not None,
         train_sizes=batch_sizes(shards, train.batch_size, train.micro_batch),
         train_threads={threads} if threads else {1, torch.get_num_threads()},
         evaluate_batch=evaluate.batch_size,
