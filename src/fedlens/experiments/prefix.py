@@ -77,7 +77,7 @@ def start_after_frozen_blocks(
         if not all(value.requires_grad for value in model.backbone.parameters()):
             log.info("activations of the frozen part are not cached: %s", error)
         return experiment
-    if not blocks:
+    if blocks < 1:
         return experiment
     try:
         prefix = _Prefix(experiment, _cut(experiment, train, blocks, changed, settings), stop)
@@ -245,7 +245,10 @@ class _Prefix:
 
     def _make(self, found: Activations, examples: Examples, split: str) -> None:
         title = f"activations of the {split} images"
-        found.make(examples, self.compute, title=title, stop=self.stop)
+        try:
+            found.make(examples, self.compute, title=title, stop=self.stop)
+        except OSError as error:  # a disk that others have filled meanwhile, say
+            raise NotCached(f"the file cannot be written ({error})") from error
 
     @torch.no_grad()
     def _computed(

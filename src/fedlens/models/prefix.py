@@ -50,7 +50,7 @@ class Cut:
 
 
 def frozen_blocks(backbone: nn.Module, trained: Collection[str]) -> int:
-    """How many blocks come before the first one with, or after, a tensor named in `trained`."""
+    """How many blocks come before the first tensor named in `trained`; −1: it precedes them all."""
     depth = len(block_paths(backbone))
     return min(
         (block for name, block in numbered_tensors(backbone).items() if name in trained),
