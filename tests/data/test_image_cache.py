@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fedlens import files
-from fedlens.data import decoding, image_cache
+from fedlens.data import decoding, image_cache, mapped_file
 from fedlens.data.image_cache import Source, mapped
 from fedlens.data.images import Images, MappedPixels
 from fedlens.errors import FedlensError
@@ -118,7 +118,7 @@ def test_a_damaged_part_is_found_and_decoded_again(caplog: pytest.LogCaptureFixt
     pixels = mapped(again.source(), size=8, title="")
     assert sorted(again.opened) == [4, 5, 6, 7]
     assert np.array_equal(pixels[4].numpy(), decoding.square(again.images[4], 8, "centre"))
-    assert "is damaged (part 2 of 3): its images are decoded again." in caplog.text
+    assert "is damaged (part 2 of 3): its decoded images are made again." in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "no list"])
@@ -174,7 +174,7 @@ def test_another_size_or_crop_is_another_file() -> None:
 
 def test_a_disk_without_room_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(mapped_file.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(FedlensError, match="set FEDLENS_CACHE to a larger disk"):
         mapped(Opened().source(), size=8, title="")
 

@@ -81,6 +81,7 @@ def check(config: Config) -> None:
         (0 < train.lr < math.inf, f"train.lr={train.lr} must be positive and finite"),
         (0 <= train.label_smoothing < 1, "train.label_smoothing must lie in [0, 1)"),
         (_positive(train.clip_norm), "train.clip_norm must be positive"),
+        (train.prefix_cache_gb >= 0, "train.prefix_cache_gb must be 0 or more"),
         (_positive(train.early_stopping), "train.early_stopping must be at least 1"),
         (
             0 <= train.schedule.warmup < 1,

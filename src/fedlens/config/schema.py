@@ -38,6 +38,7 @@ class TrainConfig:
     early_stopping: int | None = None  # evaluations without a better validation accuracy
     precision: str = "fp32"  # fp32 | amp
     compile: bool = False
+    prefix_cache_gb: float = 20.0  # the largest cache of frozen blocks' activations; 0: none
 
 
 @dataclass
@@ -175,7 +176,10 @@ ROW_KEYS = {
 }
 
 # Keys that say where and how to run, not what to learn: they do not make it another run.
-RUNTIME_KEYS = ("device", "threads", "engine", "tracker", "run", "data.root", "checkpoint")
+RUNTIME_KEYS = (
+    "device", "threads", "engine", "tracker", "run", "data.root", "checkpoint",
+    "train.prefix_cache_gb",
+)  # fmt: skip
 
 
 def row_key(key: str) -> str | None:

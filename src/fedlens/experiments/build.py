@@ -57,6 +57,7 @@ class Experiment:
     classes: int
     precision: Precision
     features: "FrozenFeatures"  # of the training and validation images
+    extractor: "Extractor"  # which computes them
     head_is_fitted: bool  # the head was solved or trained before anything else
     head_is_frozen: bool
     input_hashes: dict[str, Any]  # of dataset and weights: a resumed run must find the same
@@ -207,6 +208,7 @@ def build(
         classes=data.classes,
         precision=precision,
         features=frozen_features,
+        extractor=extractor,
         head_is_fitted=head_registry[config.head.name].traits.get("fitted", True),
         head_is_frozen=config.head.freeze,
         input_hashes=input_hashes,
@@ -234,12 +236,11 @@ class Extractor:
     inputs: dict[str, Any]
     stop: StopRequest
 
-    def __call__(self, images: Images, split: str, per_class: int | None) -> torch.Tensor:
-        factors = lora.names(self.backbone)  # they start at zero, so features are the same
-        key = {
+    def key(self, split: str, per_class: int | None) -> dict[str, Any]:
+        """All that the features of a split depend on, besides the backbone's parameters."""
+        return {
             **self.inputs,
             "backbone": self.row.name,
-            "parameters": params.digest(lora.plain(factors, self.backbone.state_dict())),
             "resolution": self.pipeline.resolution,
             "normalisation": [self.row.mean, self.row.std],
             "precision": self.precision.name,
@@ -249,6 +250,11 @@ class Extractor:
             "split": split,
             "per_class": per_class,
         }
+
+    def __call__(self, images: Images, split: str, per_class: int | None) -> torch.Tensor:
+        factors = lora.names(self.backbone)  # they start at zero, so features are the same
+        parameters = params.digest(lora.plain(factors, self.backbone.state_dict()))
+        key = {**self.key(split, per_class), "parameters": parameters}
         examples = ImageExamples(images, None, self.pipeline)
         with progress_bar(f"features of the {split} images", self.stop) as progress:
             extracted = features(

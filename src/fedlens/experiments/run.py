@@ -32,6 +32,7 @@ from fedlens.experiments.head import prepare_head
 from fedlens.experiments.local_data import partition_record
 from fedlens.experiments.loop import Loop, Position, Watch
 from fedlens.experiments.masks import find_masks
+from fedlens.experiments.prefix import start_after_frozen_blocks
 from fedlens.experiments.provenance import record_session, setting
 from fedlens.experiments.result import choose, per_client, result
 from fedlens.federated.tasks import Clients
@@ -207,6 +208,10 @@ def _train(
     record_session(config, folder, experiment.input_hashes, device)
     masks = settings.masks(config, experiment)
     experiment = find_masks(experiment, clients, masks, folder, stop)
+    started = start_after_frozen_blocks(experiment, settings.prefix(config, experiment), stop)
+    if started is not experiment:
+        experiment, clients = started, session.clients(started)
+        clients.share(masks=experiment.masks)
     checkpoints = Checkpoints(
         folder.checkpoints,
         keep_best=config.checkpoint.keep_best,

@@ -10,7 +10,7 @@ import torch
 
 from fedlens import rng
 from fedlens.config.compose import row_of
-from fedlens.config.schema import Config, cohort_size, unit
+from fedlens.config.schema import Config, cohort_size, rounds, unit
 from fedlens.experiments import privacy
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.central_loop import CentralSettings
@@ -18,6 +18,7 @@ from fedlens.experiments.federated_loop import FederatedSettings
 from fedlens.experiments.head import HeadSettings, HeadTraining
 from fedlens.experiments.loop import LoopSettings
 from fedlens.experiments.masks import MaskSettings
+from fedlens.experiments.prefix import PrefixSettings, batch_sizes
 from fedlens.federated.algorithms.choice import make_aggregator
 from fedlens.federated.client import LocalTraining, Trainer
 from fedlens.federated.client_statistics import ClientStatistic
@@ -147,6 +148,44 @@ def masks(config: Config, experiment: Experiment) -> MaskSettings | None:
             "threads": _threads_of_scores(config, by_clients=by_clients),
         },
     )
+
+
+def prefix(config: Config, experiment: Experiment) -> PrefixSettings:
+    clients = experiment.partition
+    shards = [len(experiment.train)] if clients is None else clients.sizes.tolist()
+    federated, train, evaluate = config.federated, config.train, config.evaluate
+    if clients is None:
+        epoch = central(config, experiment.precision).epoch_length(len(experiment.train))
+        units, seen = train.epochs, epoch * train.batch_size
+    else:
+        units, seen = (
+            rounds(config),
+            cohort_size(federated) * federated.local_steps * train.batch_size,
+        )
+    validation = len(experiment.validation or ())
+    threads = config.engine.get("threads_per_client")
+    return PrefixSettings(
+        max_bytes=int(train.prefix_cache_gb * 1e9),
+        images_seen=units * seen + units // evaluate.every * validation,
+        batch=train.micro_batch or train.batch_size,
+        splits_batches=train.micro_batch is not None,
+        train_sizes=batch_sizes(shards, train.batch_size, train.micro_batch),
+        train_threads={threads} if threads else {1, torch.get_num_threads()},
+        evaluate_batch=evaluate.batch_size,
+        train_per_class=config.data.train_per_class,
+        test_per_class=config.data.test_per_class,
+        refused=_prefix_refusal(config),
+    )
+
+
+def _prefix_refusal(config: Config) -> str | None:
+    if row_of(config, "engine").traits.get("remote"):
+        return "clients are reached through Flower, and each would need a cache of its own"
+    if config.train.compile:
+        return "train.compile=true compiles the whole model"
+    if client_statistic(config) is not None:
+        return "clients send statistics of the whole model"
+    return None
 
 
 def _without_root(config: Config) -> dict[str, Any]:

@@ -5,7 +5,7 @@ the other, or in stages. What comes before them is the stem or the embeddings, w
 them the final norm.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 
@@ -42,19 +42,34 @@ def numbered(backbone: nn.Module) -> list[tuple[int, nn.Parameter]]:
     What lies between two blocks, such as a stage's downsampling, belongs to the next one. Modules
     register their parts in the order of use, which decides what is before and what is after.
     """
-    paths = block_paths(backbone)
-    found: list[tuple[int, nn.Parameter]] = []
-    waiting: list[nn.Parameter] = []  # of the next block, or of the end
+    named = dict(backbone.named_parameters())
+    return [(block, named[name]) for name, block in _numbers(named, block_paths(backbone)).items()]
+
+
+def numbered_tensors(backbone: nn.Module) -> dict[str, int]:
+    """The names of all parameters and buffers with their blocks' numbers, as in `numbered`."""
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in backbone.named_modules()
+        for name in (*module._parameters, *module._buffers)
+    ]
+    return _numbers(names, block_paths(backbone))
+
+
+def _numbers(names: Iterable[str], paths: Sequence[str]) -> dict[str, int]:
+    """`names` in the order in which the modules register them."""
+    found: dict[str, int] = {}
+    waiting: list[str] = []  # of the next block, or of the end
     number = -1
-    for name, parameter in backbone.named_parameters():
+    for name in names:
         own = next((i for i, path in enumerate(paths) if name.startswith(f"{path}.")), None)
         if own is None:
-            waiting.append(parameter)
+            waiting.append(name)
             continue
-        found += [(own if number >= 0 else -1, one) for one in waiting]
-        found.append((own, parameter))
+        found |= dict.fromkeys(waiting, own if number >= 0 else -1)
+        found[name] = own
         waiting, number = [], own
-    return found + [(len(paths), one) for one in waiting]
+    return found | dict.fromkeys(waiting, len(paths))
 
 
 def block_paths(backbone: nn.Module) -> list[str]:

@@ -1,4 +1,7 @@
-"""A classifier is a backbone and a linear head: logits = head(keep ⊙ backbone(x))."""
+"""A classifier is a backbone and a linear head: logits = head(keep ⊙ backbone(x)).
+
+Its inputs may be activations of the backbone instead: those at a `Cut` after its frozen blocks.
+"""
 
 import torch
 from torch import nn
@@ -6,6 +9,7 @@ from torch import nn
 from fedlens.models import lora
 from fedlens.models.batch_norm import Mode, statistics
 from fedlens.models.linearised import expansion
+from fedlens.models.prefix import Cut
 
 ORIGIN = "origin_"
 
@@ -26,6 +30,7 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.head = head
         self.batch_norm = batch_norm
+        self.cut: Cut | None = None  # where inputs enter; None: they are the backbone's own
         self._origin: dict[str, str] = {}  # the backbone's parameter → the buffer of its origin
         for name, value in backbone.named_parameters() if linearised else ():
             self._origin[name] = ORIGIN + name.replace(".", "_")
@@ -44,6 +49,8 @@ class Classifier(nn.Module):
         features: torch.Tensor
         if self._origin:
             features = expansion(self.backbone, self.origin, inputs)
+        elif self.cut is not None:
+            features = self.cut.rest(self.backbone, inputs)
         else:
             features = self.backbone(inputs)
         if keep is not None:

@@ -46,28 +46,33 @@ class FeatureModule(nn.Module):
             if hasattr(module, "forward_head"):
                 return module.forward_head(features, pre_logits=True)
             return features
-        return self._output_of(self.module.get_submodule(self.source), images)
+        return output_of(self.source, self.module, images)
 
-    def _output_of(self, submodule: nn.Module, images: Tensor) -> Any:
-        """The forward pass ends there: what follows was removed."""
-        handle = submodule.register_forward_hook(_stop)
-        try:
-            self.module(images)
-        except _Reached as reached:
-            return reached.output
-        finally:
-            handle.remove()
-        raise FedlensError(f"'{self.source}' is no part of the forward pass: name another one.")
+
+def output_of(path: str, module: nn.Module, inputs: Tensor) -> Any:
+    """What the submodule at `path` gives in the module's forward pass, which ends there."""
+    submodule = module.get_submodule(path)
+    handle = submodule.register_forward_hook(_stop)
+    try:
+        module(inputs)
+    except _Reached as reached:
+        if reached.submodule is not submodule:  # of a call around this one
+            raise
+        return reached.output
+    finally:
+        handle.remove()
+    raise FedlensError(f"'{path}' is no part of the forward pass: name another one.")
 
 
 class _Reached(Exception):
-    def __init__(self, output: Any) -> None:
+    def __init__(self, submodule: nn.Module, output: Any) -> None:
+        self.submodule = submodule
         self.output = output
 
 
-def _stop(module: nn.Module, args: Any, output: Any) -> None:
-    del module, args
-    raise _Reached(output)
+def _stop(submodule: nn.Module, args: Any, output: Any) -> None:
+    del args
+    raise _Reached(submodule, output)
 
 
 def with_features(
