@@ -15,6 +15,7 @@ from fedlens.cli.shared import (
     print_json,
 )
 from fedlens.errors import FedlensError
+from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.store.run_folder import RunFolder, find_run, runs
 
 app = typer.Typer()
@@ -35,6 +36,7 @@ def run(
     from fedlens.config.compose import compose
 
     config = compose(experiment, overrides or [])
+    warn_if_busy()
     from fedlens.experiments.run import start
 
     print_finished(start(config))
@@ -52,6 +54,7 @@ def resume(
     if folder.result is not None:
         out.print(f"{folder.name} is finished: nothing to do.")
         return
+    warn_if_busy()
     from fedlens.experiments.run import resume as resume_run
 
     print_finished(resume_run(folder, overrides))

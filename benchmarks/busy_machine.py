@@ -1,0 +1,141 @@
+"""Training steps whose threads sleep while they wait, as `fedlens` sets it, over OpenMP's default.
+
+Each side trains in a process of its own with default threads; the two take turns, on an idle
+machine and beside processes that compute without pause. Run: python benchmarks/busy_machine.py
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from fedlens.runtime.shared_machine import CHOICES, wait_without_spinning
+from side_by_side import compare, print_table, print_verdict
+
+SETTINGS = (
+    ("vit_pico", None, 32, 4),
+    ("vit_tiny", 64, 8, 4),
+)  # backbone, px, batch, steps in a repeat
+BUSY = (0, 1, 2)  # processes that compute beside it
+CLASSES = 100
+LIMIT_S = 240.0  # after which a process ends by itself, whatever becomes of this one
+MIN_IDLE, MIN_BUSY = 0.98, 2.0
+
+COMPUTE = f"import time\nend = time.monotonic() + {LIMIT_S}\nwhile time.monotonic() < end: pass"
+
+
+def train(name: str, resolution: int | None, batch: int) -> Callable[[], None]:
+    """A training step of the model on one prepared batch."""
+    import torch
+    import torch.nn.functional as F
+
+    from fedlens.models import backbones, heads
+    from fedlens.models.classifier import Classifier
+    from fedlens.runtime.allocator import keep_large_blocks
+
+    keep_large_blocks()  # as every run does
+    row = backbones.find(name)
+    backbone = backbones.create(row, resolution=resolution)
+    model = Classifier(backbone, heads.linear(backbones.width(backbone), CLASSES, 0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    pixels = backbones.checked_resolution(row, resolution)
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(batch, 3, pixels, pixels, generator=draw)
+    labels = torch.randint(CLASSES, (batch,), generator=draw)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def serve(setting: int) -> None:
+    """The main function of a side: as many steps as each line of its input asks for."""
+    step = train(*SETTINGS[setting][:3])
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            step()
+        print("done", flush=True)
+
+
+@contextmanager
+def side(setting: int, environment: dict[str, str]) -> Iterator[Callable[[], int]]:
+    """A process that trains with this environment; yields a function that has it do a repeat."""
+    *_, batch, steps = SETTINGS[setting]
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve", str(setting)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def work() -> int:
+        process.stdin.write(f"{steps}\n")
+        if process.stdout.readline() != "done\n":
+            raise RuntimeError("the training process has ended")
+        return steps * batch
+
+    try:
+        yield work
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """`count` processes that compute without pause."""
+    processes = [subprocess.Popen([sys.executable, "-c", COMPUTE]) for _ in range(count)]
+    try:
+        time.sleep(0.5 if count else 0)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def environments() -> dict[str, dict[str, str]]:
+    """As `fedlens` sets it, and as OpenMP has it."""
+    plain = {name: value for name, value in os.environ.items() if name not in CHOICES}
+    ours = dict(plain)
+    wait_without_spinning(ours)
+    return {"fedlens": ours, "default": plain}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--set", action="append", metavar="NAME=VALUE",
+                        help="another setting in place of fedlens's, such as GOMP_SPINCOUNT=1000")  # fmt: skip
+    parser.add_argument("--busy", type=int, action="append")
+    parser.add_argument("--setting", type=int, action="append")
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve(arguments.serve)
+        return
+    sides = environments()
+    if arguments.set:
+        sides["fedlens"] = sides["default"] | dict(word.split("=") for word in arguments.set)
+    figures, rows = {}, []
+    for setting, (name, *_) in enumerate(SETTINGS):
+        if arguments.setting and setting not in arguments.setting: continue
+        with ExitStack() as stack:
+            works = {label: stack.enter_context(side(setting, environment)) for label, environment in sides.items()}
+            for count in arguments.busy or BUSY:
+                with busy(count):
+                    idle = not count
+                    comparison = compare(works, min_repeats=10 if idle else 4, max_repeats=40 if idle else 8, uncertainty=0.005 if idle else 0.2)
+                figures[f"{name}_beside_{count}"] = comparison.ratio
+                rows.append(comparison.row(f"{name}, beside {count}"))
+                print(rows[-1], comparison.uncertainty, flush=True)
+    print_table(["setting", *sides, "ratio", "repeats"], rows)
+
+
+if __name__ == "__main__":
+    main()
