@@ -1,4 +1,4 @@
-"""What a machine can compute at most: floating-point operations of a step, and the rate of GEMMs."""
+"""What a machine can compute at most: operations of a step, and the rate of matrix products."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ REPEATS = 5
 
 
 def flop_of_step(model: nn.Module, inputs: Tensor) -> int:
-    """Of all matrix products and convolutions, forward and backward; a product and a sum are two."""
+    """Of all matrix products and convolutions, forward and backward; a multiply-add is two."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(inputs), labels).backward()

@@ -122,7 +122,7 @@ def test_a_fused_optimizer_takes_the_same_steps_up_to_rounding(row: ClientOptimi
         for model, optimizer in zip((plain, fused), optimizers, strict=True):
             optimizer.state.clear()
             train(model, optimizer, range(start, start + 4))
-    assert any((a != b).any() for a, b in zip(fused.parameters(), small().parameters(), strict=True))
+    assert (fused.head.weight != small().head.weight).any()
     for expected, actual in zip(plain.parameters(), fused.parameters(), strict=True):
         torch.testing.assert_close(actual, expected)
 

@@ -81,7 +81,9 @@ def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
 def _with_stored_threads(config: Config, stored: Config) -> Config:
     """Threads and shortcuts decide the last bits: keep the stored ones unless others are set."""
     engine = stored.engine if config.engine.name == "auto" else config.engine
-    kept = {"threads_per_client": config.engine.threads_per_client or stored.engine.threads_per_client}
+    kept = {
+        "threads_per_client": config.engine.threads_per_client or stored.engine.threads_per_client
+    }
     if "shortcuts" in engine and engine.shortcuts is None:
         kept["shortcuts"] = stored.engine.get("shortcuts")
     return replace(config, threads=config.threads or stored.threads, engine=engine.but(**kept))

@@ -43,9 +43,7 @@ def serial(
     vectorise: Annotated[
         bool, "train heads on cached features as one batched product (equal up to rounding)"
     ] = True,
-    shortcuts: Annotated[
-        bool | None, "faster steps, equal up to rounding; null: no"
-    ] = None,
+    shortcuts: Annotated[bool | None, "faster steps, equal up to rounding; null: no"] = None,
 ) -> Engine:
     """One client after another; heads on cached features train together."""
     del clients
@@ -73,9 +71,7 @@ def parallel(
     threads_per_client: Annotated[
         int | None, Range("[1, inf)"), "null: 1; with as many as serial has, bits are equal"
     ] = None,
-    shortcuts: Annotated[
-        bool | None, "faster steps, equal up to rounding; null: no"
-    ] = None,
+    shortcuts: Annotated[bool | None, "faster steps, equal up to rounding; null: no"] = None,
 ) -> Engine:
     """Clients side by side on worker processes of this machine."""
     del clients
@@ -143,7 +139,7 @@ def auto(
     if choice := remembered.recall(file):
         log.info("engine=auto: %s, as measured before (%s)", _words(choice), file)
         return make(choice)
-    made, choice = _fastest(make, trainer, clients, shortcuts)
+    made, choice = _fastest(make, clients, shortcuts)
     remembered.remember(file, choice)
     return made
 
@@ -179,7 +175,6 @@ def _shortened(trainer: Trainer) -> Trainer:
 
 def _fastest(
     make: Callable[[Choice], Serial | Parallel],
-    trainer: Trainer,
     clients: int,
     shortcuts: bool | None,
 ) -> tuple[Serial | Parallel, Choice]:
@@ -236,5 +231,6 @@ def _words(choice: Choice, engine_: Serial | Parallel | None = None) -> str:
     if engine_ is None:
         return ("parallel" if choice.parallel else "serial") + with_shortcuts
     if isinstance(engine_, Parallel):
-        return f"{len(engine_.workers)} workers with {engine_.threads} thread(s) each{with_shortcuts}"
+        workers = f"{len(engine_.workers)} workers with {engine_.threads} thread(s) each"
+        return workers + with_shortcuts
     return f"one process with {engine_.threads}{with_shortcuts}"
