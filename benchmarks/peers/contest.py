@@ -2,7 +2,8 @@
 
 A peer is run in every configuration that its documentation suggests for such a machine, and its
 fastest one counts. The sides do the same work if their parameters agree after a few rounds, before
-rounding errors have grown.
+rounding errors have grown. The arithmetic limit is the time that a round's matrix products and
+convolutions take at the machine's rate for large products, measured after the last repeat.
 """
 
 import argparse
@@ -16,9 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from arithmetic import flop_of_step, gemm_rate
 from peers import environments, workload
 from side_by_side import Comparison, print_table, print_verdict
 
@@ -78,7 +81,7 @@ def contest(peer: str, targets: Mapping[str, float]) -> None:
     """The whole benchmark of one peer: parse, run alternately, print table and verdict."""
     options = _options(peer, list(targets))
     python = environments.python_of(peer)
-    figures, rows, same = {}, [], True
+    figures, rows, limits, same = {}, [], [], True
     for name in options.workloads:
         ours = Side(options.ours, (sys.executable, HERE / f"{options.ours}_side.py"))
         theirs = [
@@ -98,11 +101,13 @@ def contest(peer: str, targets: Mapping[str, float]) -> None:
         figures[name] = min(ratios)
         same = same and max(distances) <= SAME_WORK
         rows.append([name, ours.label, *_measured(ours), "", ""])
+        limits.append(_limit(name, ours))
         rows += [
             [name, side.label, *_measured(side), f"{ratio:.2f}", f"{apart:.1e}"]
             for side, ratio, apart in zip(theirs, ratios, distances, strict=True)
         ]
     print_table(["workload", "side", "s/round", "accuracy", "ratio", "difference"], rows)
+    print("", *limits, sep="\n")
     wanted = {name: targets[name] for name in options.workloads}
     met = same and all(figures[name] >= wanted[name] for name in wanted)
     print_verdict(f"vs_{peer}", figures, wanted, met)
@@ -110,6 +115,20 @@ def contest(peer: str, targets: Mapping[str, float]) -> None:
 
 def _measured(side: Side) -> list[str]:
     return [f"{1 / statistics.median(side.speeds):.3f}", f"{side.accuracy:.3f}"]
+
+
+def _limit(name: str, ours: Side) -> str:
+    """How near our rounds are to what the machine can compute."""
+    steps = workload.COHORT * workload.SHARD // workload.BATCH
+    size = workload.SETTINGS[name].resolution
+    inputs = torch.randn(workload.BATCH, 3, size, size)
+    flop = steps * flop_of_step(workload.model(name), inputs)
+    rate = gemm_rate()
+    seconds, limit = 1 / statistics.median(ours.speeds), flop / rate
+    return (
+        f"{name}: {flop / 1e9:.0f} GFLOP a round at {rate / 1e9:.0f} GFLOP/s take {limit:.3f} s; "
+        f"ours takes {seconds:.3f} s, {limit / seconds:.0%} of the machine's arithmetic"
+    )
 
 
 def _options(peer: str, workloads: list[str]) -> argparse.Namespace:

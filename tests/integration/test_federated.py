@@ -265,23 +265,28 @@ def test_workers_give_the_bits_of_one_process(mode: str, tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_auto_logs_its_choice_and_keeps_it(
-    faster: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    faster: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def measured(faster: bool) -> None:
+        """By this, worker processes and shortcuts are both faster, or neither."""
+        monkeypatch.setattr(rows, "MIN_SPEEDUP", 0.0 if faster else 1e9)
+        monkeypatch.setattr(rows, "MIN_SHORTCUT", 0.0 if faster else 1e9)
+        monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / f"cache {faster}"))
+
     common = [*FEDERATED, *ON_FEATURES, "engine.vectorise=false"]
-    expected = facts(start(tiny(*common, root="whole")))
-    monkeypatch.setattr(rows, "MIN_SPEEDUP", 0.0 if faster else 1e9)
+    expected = facts(start(tiny(*common, f"engine.shortcuts={faster}", root="whole")))
+    measured(faster)
     config = tiny(*common, "engine=auto", "engine.workers=2")
     assert interrupted_at(config, 6, monkeypatch)
     (folder,) = runs(Path(config.run.root))
     chosen = "parallel" if faster else "serial"
     assert f"as one process with 1: {chosen}" in folder.log.read_text()
     assert load(folder.config).engine.name == chosen
-    monkeypatch.setattr(
-        rows, "MIN_SPEEDUP", 1e9 if faster else 0.0
-    )  # now the probe would choose the other
+    measured(not faster)  # now the probe would choose the other
     assert facts(start(config)) == expected  # the probe did not change the model
-    assert load(folder.config).engine.name == chosen
-    assert folder.log.read_text().count("engine=auto") == 1
+    kept = load(folder.config).engine
+    assert (kept.name, kept.shortcuts) == (chosen, faster)
+    assert folder.log.read_text().count("engine=auto") == 2  # workers, and shortcuts
 
 
 def changed(

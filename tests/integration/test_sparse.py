@@ -353,7 +353,8 @@ def test_workers_give_the_bits_of_one_process(options: list[str], tmp_path: Path
     common = [*SMALL, *CLIENTS, *options, "engine.threads_per_client=1"]
     alone = ["engine=serial", f"run.root={tmp_path / 'serial'}"]
     workers = ["engine=parallel", "engine.workers=2", f"run.root={tmp_path / 'parallel'}"]
-    either = ["engine=auto", "engine.workers=2", f"run.root={tmp_path / 'auto'}"]
+    either = ["engine=auto", "engine.workers=2", "engine.shortcuts=false"]
+    either.append(f"run.root={tmp_path / 'auto'}")
     first, *others = (
         start(compose("sparse_fedavg", [*common, *engine])) for engine in (alone, workers, either)
     )

@@ -10,7 +10,7 @@ from fedlens.registry import client_optimizer
 from fedlens.sparse.sparse_adamw import SparseAdamW
 from fedlens.sparse.sparse_sgd import SparseSGDM
 from fedlens.store import model_state
-from fedlens.training.optimizers import AdamW, ClientOptimizer, CountsEffectiveSteps, Sgd
+from fedlens.training.optimizers import AdamW, ClientOptimizer, CountsEffectiveSteps, Sgd, fuse
 
 OPTIMIZERS: list[ClientOptimizer] = [Sgd(), Sgd(momentum=0.0), Sgd(nesterov=True), AdamW()]
 MASK = {"head.weight": torch.tensor([[True, False], [False, True]])}
@@ -111,3 +111,23 @@ def test_a_checkpoint_of_any_of_them_resumes_bit_for_bit(
     train(resumed, optimizer, range(3, 6))
     for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS, ids=str)
+def test_a_fused_optimizer_takes_the_same_steps_up_to_rounding(row: ClientOptimizer) -> None:
+    plain, fused = small(), small()
+    optimizers = [row.make(model.named_parameters(), None, lr=0.1) for model in (plain, fused)]
+    assert fuse(optimizers[1])
+    for start in (0, 4):  # a second client, whose momentum begins at 0
+        for model, optimizer in zip((plain, fused), optimizers, strict=True):
+            optimizer.state.clear()
+            train(model, optimizer, range(start, start + 4))
+    assert (fused.head.weight != small().head.weight).any()
+    for expected, actual in zip(plain.parameters(), fused.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_sparse_optimizers_and_other_types_are_not_fused() -> None:
+    model = small()
+    assert not fuse(Sgd().make(model.named_parameters(), MASK, lr=0.1))
+    assert not fuse(Sgd().make(model.double().named_parameters(), None, lr=0.1))

@@ -80,14 +80,14 @@ def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
 
 
 def _with_stored_threads(config: Config, stored: Config) -> Config:
-    """The number of threads decides the last bits: keep the stored one unless another is set."""
+    """Threads and shortcuts decide the last bits: keep the stored ones unless others are set."""
     engine = stored.engine if config.engine.name == "auto" else config.engine
-    threads = config.engine.threads_per_client or stored.engine.threads_per_client
-    return replace(
-        config,
-        threads=config.threads or stored.threads,
-        engine=engine.but(threads_per_client=threads),
-    )
+    kept = {
+        "threads_per_client": config.engine.threads_per_client or stored.engine.threads_per_client
+    }
+    if "shortcuts" in engine and engine.shortcuts is None:
+        kept["shortcuts"] = stored.engine.get("shortcuts")
+    return replace(config, threads=config.threads or stored.threads, engine=engine.but(**kept))
 
 
 def _without_weights(config: Config) -> Config:

@@ -18,11 +18,12 @@ from fedlens.federated import carried
 from fedlens.federated.algorithms.fedprox import add_proximal_term
 from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.tasks import ClientTask, ClientUpdate
-from fedlens.models import batch_norm, classifier
+from fedlens.models import batch_norm, class_token, classifier
 from fedlens.models.batch_norm import Mode
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.packing import Packing
+from fedlens.training import optimizers
 from fedlens.training.optimizers import ClientOptimizer, CountsEffectiveSteps
 from fedlens.training.step import Diverged, Model, StepSettings, Tally, local_step, set_lr
 
@@ -66,12 +67,18 @@ class Trainer:
         compiled: bool = False,
         mode: Mode = "frozen",
         statistic: ClientStatistic | None = None,
+        shortcuts: bool = False,
     ) -> None:
         """`mode` is that of BatchNorm layers.
 
         `statistic` is computed after every client's training, and sent with its update.
+        `shortcuts` are faster ways to the same step, equal up to rounding, where they apply: the
+        last block for the class token alone (it changes `model`), and the optimizer's fused kernel.
         """
         self.model = in_training_layout(model)
+        self.shortcuts = shortcuts
+        # A statistic reads the inputs of layers, which the shorter block does not call.
+        self.shortened = shortcuts and statistic is None and class_token.specialise(self.model)
         self.examples = examples
         self.shard = shard
         self.training = training
@@ -90,13 +97,17 @@ class Trainer:
         self.optimizer = None
         if self.trained:  # each task has its own learning rate
             self.optimizer = training.optimizer.make(self.trained.items(), self.masks, lr=0.0)
+        self.fused = shortcuts and self.optimizer is not None and optimizers.fuse(self.optimizer)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def on(self, device: torch.device) -> "Trainer":
-        """The same with a model instance of its own, there; examples are shared if they can be."""
+    def on(self, device: torch.device, *, shortcuts: bool | None = None) -> "Trainer":
+        """The same with a model instance of its own, there; examples are shared if they can be.
+
+        `shortcuts` may be taken in addition; None: if this one takes them.
+        """
         return Trainer(
             deepcopy(self.model).to(device),
             self.examples.to(device),
@@ -107,6 +118,7 @@ class Trainer:
             compiled=self.compiled,
             mode=self.mode,
             statistic=self.statistic,
+            shortcuts=self.shortcuts if shortcuts is None else shortcuts,
         )
 
     def packed(self) -> dict[str, torch.Tensor]:
@@ -131,7 +143,7 @@ class Trainer:
         assert optimizer is not None
         received = {**parameters, **(task.own or {})}
         parameters = {name: value.to(self.device) for name, value in received.items()}
-        self._load(parameters)
+        self.load(parameters)
         optimizer.state.clear()  # every client begins with momentum 0
         set_lr(optimizer, task.lr)
         shard, stream = self.shard(task.client), client_stream(self.seed, task)
@@ -154,7 +166,7 @@ class Trainer:
         return ClientUpdate(task, self.sent(), tally, fault, statistics=statistics)
 
     @torch.no_grad()
-    def _load(self, received: Params) -> None:
+    def load(self, received: Params) -> None:
         """Writes what a client was sent into the model."""
         if fault := params.mismatch({**self.packing.layout, **self.carried}, received):
             raise ValueError(fault)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedlens.errors import FedlensError
+from fedlens.runtime.machine import processor
 
 PACKAGES = ("fedlens", "torch", "torchvision", "timm", "numpy", "safetensors", "hydra-core")
 
@@ -87,12 +88,3 @@ def git_commit(folder: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit + ("+changes" if changes else "")
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from fedlens import params
 from fedlens.data.examples import FeatureExamples
 from fedlens.federated.client import LocalTraining, Trainer
-from fedlens.federated.engines import rows
+from fedlens.federated.engines import remembered, rows
 from fedlens.federated.engines.parallel import Parallel
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.engines.vectorised import Vectorised
@@ -22,7 +23,7 @@ from fedlens.runtime.threads import available, limited_threads
 from fedlens.training.optimizers import AdamW, Sgd
 from fedlens.training.precision import Precision
 from fedlens.training.step import StepSettings
-from tests.federated.small import shards
+from tests.federated.small import kept, shards, tasks
 
 CLIENTS = 3
 
@@ -71,6 +72,12 @@ def opened() -> Iterator[list[Engine]]:
 
 
 @pytest.fixture(autouse=True)
+def _no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was measured in another test."""
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     with limited_threads(1):
         yield
@@ -92,6 +99,8 @@ def make(settings: RowSettings, trainer: Trainer) -> Any:
         ({"name": "parallel", "workers": 1}, {"features": True}, Parallel, "parallel"),
         ({"name": "parallel", "workers": 1}, {"features": False}, Parallel, "parallel"),
         ({"name": "auto"}, {"features": False, "trains": False}, Serial, "serial"),
+        ({"name": "serial", "shortcuts": True}, {"features": False}, Serial, "serial"),
+        ({"name": "parallel", "shortcuts": True}, {"features": False}, Parallel, "parallel"),
     ],
 )
 def test_the_engine_is_the_chosen_one_and_its_settings_make_it_again(
@@ -129,7 +138,7 @@ def test_auto_measures_logs_its_choice_and_leaves_the_model_alone(
     assert type(made) is kind
     assert made.settings.name == kind.__name__.lower()
     assert "2 workers with 1 thread(s) each are" in caplog.text
-    assert caplog.text.rstrip().endswith(made.settings.name)
+    assert f": {made.settings.name}\n" in caplog.text
     assert params.digest(dict(clients.model.named_parameters())) == before
 
 
@@ -156,3 +165,83 @@ def test_workers_are_as_many_as_the_scheduler_and_torch_allow(
     monkeypatch.delattr("os.sched_getaffinity")
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert available() == 1
+
+
+def settings_of(made: Engine) -> RowSettings:
+    assert isinstance(made, Serial | Parallel)
+    assert made.settings is not None
+    return made.settings
+
+
+@pytest.mark.parametrize("name", ["serial", "parallel"])
+def test_shortcuts_give_the_same_updates_up_to_rounding_and_leave_the_model_alone(
+    name: str, opened: list[Engine]
+) -> None:
+    clients = trainer(features=False)
+    start = params.copy(clients.packed())
+    asked = tasks([4] * CLIENTS, steps=3)
+    updates = []
+    for shortcuts in (None, True):
+        settings = engine.settings({"name": name, "shortcuts": shortcuts}, "engine")
+        opened.append(make(settings, clients))
+        assert settings_of(opened[-1]).shortcuts is bool(shortcuts)
+        updates.append(kept(opened[-1], start, asked))
+    assert opened[-1].trainer.fused  # type: ignore[attr-defined]
+    assert clients.optimizer is not None
+    assert not clients.optimizer.param_groups[0]["fused"]
+    for plain, short in zip(*updates, strict=True):
+        for tensor, expected in plain.parameters.items():
+            torch.testing.assert_close(short.parameters[tensor], expected)
+            assert (expected != start[tensor]).any()
+
+
+@pytest.mark.parametrize(("speedup", "shortcuts"), [(0.0, True), (1e9, False)])
+def test_auto_takes_shortcuts_that_are_faster_and_remembers_it(
+    speedup: float,
+    shortcuts: bool,
+    opened: list[Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(rows, "MIN_SPEEDUP", 1e9)
+    monkeypatch.setattr(rows, "MIN_SHORTCUT", speedup)
+    opened.append(rows.auto(trainer(features=False), CLIENTS, workers=1))
+    assert settings_of(opened[-1]).shortcuts is shortcuts
+    monkeypatch.setattr(rows, "_faster", None)  # nothing is measured again
+    caplog.set_level(logging.INFO)
+    opened.append(rows.auto(trainer(features=False), CLIENTS, workers=1))
+    assert settings_of(opened[-1]) == settings_of(opened[0])
+    assert "as measured before" in caplog.text
+    with pytest.raises(TypeError):  # another optimizer is other work
+        rows.auto(trainer(features=False, optimizer=AdamW()), CLIENTS, workers=1)
+
+
+@pytest.mark.parametrize("shortcuts", [True, False])
+def test_auto_keeps_to_the_shortcuts_that_were_asked_for(
+    shortcuts: bool, opened: list[Engine]
+) -> None:
+    opened.append(rows.auto(trainer(features=False), CLIENTS, workers=1, shortcuts=shortcuts))
+    assert settings_of(opened[-1]).shortcuts is shortcuts
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"parallel": 1, "shortcuts": true}'])
+def test_a_damaged_memory_is_ignored_and_renewed(
+    content: str, opened: list[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened.append(rows.auto(trainer(features=False), CLIENTS, workers=1))
+    [file] = (tmp_path / remembered.FOLDER).glob("*.json")
+    whole = remembered.recall(file)
+    assert whole is not None
+    file.write_text(content)
+    opened.append(rows.auto(trainer(features=False), CLIENTS, workers=1))
+    assert f"{file} is damaged" in caplog.text
+    assert remembered.recall(file) is not None
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_memory(
+    opened: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "file"))
+    opened.append(rows.auto(trainer(features=False), CLIENTS, workers=1))
+    assert isinstance(opened[-1], Serial | Parallel)

@@ -1,11 +1,13 @@
 """Engines for clients in this process, by name: one process, worker processes, or the faster one.
 
-All give the same bits at an equal number of threads per client; the defaults differ: `serial` gives
-a client all threads, `parallel` one.
+All give the same bits at an equal number of threads per client and equal shortcuts; the defaults
+differ: `serial` gives a client all threads, `parallel` one. Neither takes shortcuts unless asked.
 """
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -13,7 +15,9 @@ import torch
 from fedlens import params
 from fedlens.data.examples import FeatureExamples
 from fedlens.federated.client import Trainer
+from fedlens.federated.engines import remembered
 from fedlens.federated.engines.parallel import Parallel
+from fedlens.federated.engines.remembered import Choice
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.engines.vectorised import Vectorised
 from fedlens.federated.tasks import ClientTask, Engine
@@ -22,6 +26,8 @@ from fedlens.runtime.threads import available
 from fedlens.training.optimizers import Sgd
 
 MIN_SPEEDUP = 1.05  # workers must be so much faster to be chosen over one process
+MIN_SHORTCUT = 1.02  # and a step with shortcuts over the plain one
+PROBE_S = 5.0  # seconds after which a probe is not repeated once more
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +43,20 @@ def serial(
     vectorise: Annotated[
         bool, "train heads on cached features as one batched product (equal up to rounding)"
     ] = True,
+    shortcuts: Annotated[bool | None, "faster steps, equal up to rounding; null: no"] = None,
 ) -> Engine:
     """One client after another; heads on cached features train together."""
     del clients
     threads = threads_per_client or torch.get_num_threads()
-    made: Serial | Vectorised = Serial(trainer, threads)
-    if vectorise and (batched := _vectorised(trainer, threads)):
-        made = batched
-    made.settings = RowSettings(name="serial", threads_per_client=threads, vectorise=vectorise)
+    made: Serial | Vectorised | None = _vectorised(trainer, threads) if vectorise else None
+    if made is None:
+        made = Serial(_shortened(trainer) if shortcuts else trainer, threads)
+    made.settings = RowSettings(
+        name="serial",
+        threads_per_client=threads,
+        vectorise=vectorise,
+        shortcuts=bool(shortcuts),
+    )
     return made
 
 
@@ -59,12 +71,20 @@ def parallel(
     threads_per_client: Annotated[
         int | None, Range("[1, inf)"), "null: 1; with as many as serial has, bits are equal"
     ] = None,
+    shortcuts: Annotated[bool | None, "faster steps, equal up to rounding; null: no"] = None,
 ) -> Engine:
     """Clients side by side on worker processes of this machine."""
     del clients
     threads = threads_per_client or 1
+    if shortcuts:
+        trainer = _shortened(trainer)
     made = Parallel(trainer, workers=workers or _workers(trainer, threads), threads=threads)
-    made.settings = RowSettings(name="parallel", workers=workers, threads_per_client=threads)
+    made.settings = RowSettings(
+        name="parallel",
+        workers=workers,
+        threads_per_client=threads,
+        shortcuts=bool(shortcuts),
+    )
     return made
 
 
@@ -82,18 +102,46 @@ def auto(
     vectorise: Annotated[
         bool, "train heads on cached features as one batched product (equal up to rounding)"
     ] = True,
+    shortcuts: Annotated[
+        bool | None, "faster steps, equal up to rounding; null: if they are faster"
+    ] = None,
 ) -> Engine:
-    """Whichever of `serial` and `parallel` a short probe finds faster; a run keeps the choice."""
+    """Whichever of `serial` and `parallel`, with shortcuts or without, a short probe finds faster.
+
+    A run keeps the choice, and a machine remembers it for the next run with steps of this shape.
+    """
     one = serial(trainer, clients, threads_per_client=threads_per_client, vectorise=vectorise)
     if isinstance(one, Vectorised) or not trainer.trained:
         return one
-    many = parallel(trainer, clients, workers=workers, threads_per_client=threads_per_client)
-    assert isinstance(one, Serial)
-    assert isinstance(many, Parallel)
-    if _faster(many, one, clients):
-        return many
-    many.close()
-    return one
+
+    def make(choice: Choice) -> Serial | Parallel:
+        made = (
+            parallel(
+                trainer, clients, workers=workers, threads_per_client=threads_per_client,
+                shortcuts=choice.shortcuts,
+            )
+            if choice.parallel
+            else serial(
+                trainer, clients, threads_per_client=threads_per_client, vectorise=vectorise,
+                shortcuts=choice.shortcuts,
+            )
+        )  # fmt: skip
+        assert isinstance(made, Serial | Parallel)
+        return made
+
+    file = remembered.path(
+        trainer,
+        clients,
+        workers=workers,
+        threads_per_client=threads_per_client or torch.get_num_threads(),
+        shortcuts=shortcuts,
+    )
+    if choice := remembered.recall(file):
+        log.info("engine=auto: %s, as measured before (%s)", _words(choice), file)
+        return make(choice)
+    made, choice = _fastest(make, clients, shortcuts)
+    remembered.remember(file, choice)
+    return made
 
 
 def _vectorised(trainer: Trainer, threads: int) -> Vectorised | None:
@@ -120,27 +168,69 @@ def _workers(trainer: Trainer, threads: int) -> int:
     return max(1, available() // threads)
 
 
-def _faster(many: Parallel, one: Serial, clients: int) -> bool:
-    """Whether worker processes are worth it, from a few steps of some clients."""
-    trainer = one.trainer
+def _shortened(trainer: Trainer) -> Trainer:
+    """With a model of its own, since shortcuts change how a model computes."""
+    return trainer.on(trainer.device, shortcuts=True)
+
+
+def _fastest(
+    make: Callable[[Choice], Serial | Parallel],
+    clients: int,
+    shortcuts: bool | None,
+) -> tuple[Serial | Parallel, Choice]:
+    """First worker processes against one process, then the faster one against its shortcuts."""
+    choice = Choice(parallel=False, shortcuts=bool(shortcuts))
+    many = replace(choice, parallel=True)
+    engines = {choice: make(choice), many: make(many)}
+    choice = _faster(engines, clients, MIN_SPEEDUP)
+    if shortcuts is None:
+        shorter = replace(choice, shortcuts=True)
+        engines[shorter] = make(shorter)
+        took = engines[shorter].trainer
+        if took.shortened or took.fused:
+            choice = _faster(engines, clients, MIN_SHORTCUT)
+        else:
+            engines.pop(shorter).close()
+    return engines[choice], choice
+
+
+def _faster(engines: dict[Choice, Serial | Parallel], clients: int, min_speedup: float) -> Choice:
+    """The second of two engines if it is so much faster in a few steps; closes the other one."""
+    (first, plain), (second, other) = engines.items()
+    trainer = plain.trainer
+    workers = max(len(one.workers) if isinstance(one, Parallel) else 1 for one in engines.values())
     tasks = [
         ClientTask(0, client, steps=2, lr=0.0, examples=len(trainer.shard(client)))
-        for client in range(min(clients, 2 * len(many.workers)))
+        for client in range(min(clients, 2 * workers))
     ]
-    start = params.copy(trainer.packed())
-    seconds = {}
-    engines: dict[str, Engine] = {"serial": one, "parallel": many}
-    for name, engine_ in engines.items():
-        for _ in range(2):  # the first time warms up
-            began = time.monotonic()
+    start = params.copy(trainer.received())
+    seconds: dict[Choice, list[float]] = {first: [], second: []}
+    began = time.monotonic()
+    for repeat in range(4):  # the first one warms up
+        for choice, engine_ in engines.items():
+            left = time.monotonic()
             for _ in engine_.updates(start, tasks):
                 pass
-            seconds[name] = time.monotonic() - began
-    trainer.packing.unpack(start, trainer.trained)
-    ratio = seconds["serial"] / seconds["parallel"]
+            seconds[choice].append(time.monotonic() - left)
+        if repeat and time.monotonic() - began > PROBE_S:
+            break
+    trainer.load(start)
+    ratio = min(seconds[first][1:]) / min(seconds[second][1:])
+    chosen = second if ratio > min_speedup else first
     log.info(
-        "engine=auto: %d workers with %d thread(s) each are %.2f times as fast as one process with "
-        "%d: %s", len(many.workers), many.threads, ratio, one.threads,
-        "parallel" if ratio > MIN_SPEEDUP else "serial",
+        "engine=auto: %s are %.2f times as fast as %s: %s",
+        _words(second, other), ratio, _words(first, plain), _words(chosen),
     )  # fmt: skip
-    return ratio > MIN_SPEEDUP
+    engines.pop(first if chosen is second else second).close()
+    return chosen
+
+
+def _words(choice: Choice, engine_: Serial | Parallel | None = None) -> str:
+    """As "parallel" and, of a given engine, "2 workers with 1 thread(s) each"."""
+    with_shortcuts = " with shortcuts" if choice.shortcuts else ""
+    if engine_ is None:
+        return ("parallel" if choice.parallel else "serial") + with_shortcuts
+    if isinstance(engine_, Parallel):
+        workers = f"{len(engine_.workers)} workers with {engine_.threads} thread(s) each"
+        return workers + with_shortcuts
+    return f"one process with {engine_.threads}{with_shortcuts}"
