@@ -1,22 +1,25 @@
 """`fedlens suite`: run a declared study, resume it after an interruption, and tabulate it."""
 
 import logging
+import math
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from fedlens.cli import arithmetic
+from fedlens.cli.budget import BudgetedStudy, budgeted
 from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 from fedlens.errors import FedlensError, suggest
 from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
+from fedlens.runtime.units import parse_duration
 
 if TYPE_CHECKING:
     from fedlens.config.schema import Config
@@ -24,7 +27,11 @@ if TYPE_CHECKING:
     from fedlens.suites.launch import Job, Outcome
     from fedlens.suites.plan import PlannedRun
 
-    Launch = Callable[[Sequence[Job], Eta, StopRequest], Iterator[Outcome]]
+    class Launch(Protocol):
+        def __call__(
+            self, jobs: Sequence[Job], eta: Eta, stop: StopRequest, *, until: float = math.inf
+        ) -> Iterator[Outcome]: ...
+
 
 app = typer.Typer()
 log = logging.getLogger(__name__)
@@ -56,6 +63,15 @@ def suite(
             help="Only runs whose 'section / row / column' contains it; repeatable.",
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Plan the study into this time, such as 20m, 12h or 3d: one setting for all "
+            "runs, then runs by priority. The same command resumes; later it continues with "
+            "what was left out.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and an estimate of their time.")
     ] = False,
@@ -82,8 +98,10 @@ def suite(
     `fedlens suite paper --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1`
     (runs are jobs there; analyses follow one by one in this process)
     """
+    from fedlens.suites.budget import SEEDS
     from fedlens.suites.eta import Eta
     from fedlens.suites.plan import eta_of, plan, unfinished, unique_runs
+    from fedlens.suites.plan_file import Request
     from fedlens.suites.suite import find, only, suites
 
     if name is None:
@@ -93,10 +111,26 @@ def suite(
         return
     if slurm and launcher is Launcher.here:
         raise FedlensError("--slurm sets options of jobs: add --launcher slurm, or leave it out.")
-    runs = plan(only(find(name).cells(overrides or [], seeds=seeds), only_ or []))
-    for run in runs:
-        for command in run.cell.analyses:
-            _check_analysis(command)
+    declared = find(name)
+    seconds = parse_duration(budget) if budget else declared.budget.time
+    most_seeds = seeds or max(SEEDS, declared.seeds or 1) if seconds else seeds
+    cells = only(declared.cells(overrides or [], seeds=most_seeds), only_ or [])
+    for command in {command for cell in cells for command in cell.analyses}:
+        _check_analysis(command)
+    study = None
+    if seconds:
+        if launcher is Launcher.slurm and not jobs:
+            raise FedlensError("A budget on SLURM needs --jobs N: how many jobs run at a time.")
+        request = Request(name, tuple(overrides or ()), tuple(only_ or ()), seeds)
+        study = budgeted(
+            declared, cells, request, seconds, at_once=jobs or 1, dry_run=dry_run,
+            seconds=partial(_seconds, at_once=jobs or 1, own_machines=launcher is Launcher.slurm),
+            where="this machine",
+        )  # fmt: skip
+        if dry_run:
+            return
+        cells = list(study.cells)
+    runs = plan(cells)
     todo = unfinished(runs)
     at_once = jobs or (max(1, len(todo)) if launcher is Launcher.slurm else 1)
     if dry_run:
@@ -114,7 +148,8 @@ def suite(
     ):
         try:
             run_jobs = [run.job(_start) for run in todo]
-            failed = _carry_out(title, launch_runs, run_jobs, eta_of(todo, jobs=at_once), stop)
+            run_eta = eta_of(todo, jobs=at_once)
+            failed = _carry_out(title, launch_runs, run_jobs, run_eta, stop, study)
             analysis_jobs = _analyses(runs)
             processes = at_once if launcher is Launcher.here else 1
             eta = Eta({job.label: 1.0 for job in analysis_jobs}, {}, jobs=processes)
@@ -122,6 +157,8 @@ def suite(
         except Interrupted as reason:
             raise Interrupted(_resume_hint(launcher)) from reason
     _print_results(runs, failed)
+    if study:
+        study.print_left_out(len(run_jobs) - run_eta.finished)
     out.print(f"Next: fedlens report {root} --out report", **PLAIN)
     if failed:
         raise FedlensError(f"{len(failed)} failed (see above); all other runs have finished.")
@@ -153,16 +190,23 @@ def _threads(at_once: int) -> int:
 
 
 def _carry_out(
-    title: str, launch: "Launch", jobs: "Sequence[Job]", eta: "Eta", stop: StopRequest
+    title: str,
+    launch: "Launch",
+    jobs: "Sequence[Job]",
+    eta: "Eta",
+    stop: StopRequest,
+    study: "BudgetedStudy | None" = None,
 ) -> "list[Outcome]":
-    """Launch all jobs and return the failed ones."""
+    """Launch all jobs and return the failed ones; a study's budget limits what is started."""
     from fedlens.suites.progress import suite_progress, time_left_text
 
     failed: list[Outcome] = []
     if not jobs:
         return failed
-    with suite_progress(title, eta):
-        for outcome in launch(jobs, eta, stop):
+    with suite_progress(title, eta), study or nullcontext():
+        for outcome in launch(jobs, eta, stop, until=study.until if study else math.inf):
+            if study:
+                study.save()
             state = f"{eta.finished} of {len(jobs)}, {time_left_text(eta.seconds_left())}"
             if outcome.failure:
                 failed.append(outcome)
@@ -218,16 +262,10 @@ def _check_analysis(command: str) -> None:
 def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, *, own_machines: bool) -> None:
     """`own_machines`: each job has all threads of a machine."""
     from fedlens.reporting.terminal.suites import plan_table
-    from fedlens.runtime.threads import limited_threads
-    from fedlens.suites.plan import estimates
-    from fedlens.suites.probe import seconds_per_image
-
-    def probe(config: "Config", tasks: Collection[str]) -> dict[str, float]:
-        with limited_threads(config.threads or _threads(1 if own_machines else at_once)):
-            return seconds_per_image(config, tasks)
 
     todo = [run for run in runs if run.folder.result is None]
-    seconds = dict(zip([run.label for run in todo], estimates(todo, probe), strict=True))
+    took = _seconds(todo, at_once=at_once, own_machines=own_machines)
+    seconds = dict(zip([run.label for run in todo], took, strict=True))
     out.print(
         plan_table(
             [
@@ -243,6 +281,19 @@ def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, *, own_machines:
         "analyses are not included.",
         **PLAIN,
     )
+
+
+def _seconds(runs: "Sequence[PlannedRun]", *, at_once: int, own_machines: bool) -> list[float]:
+    """What each run still takes, from timed steps."""
+    from fedlens.runtime.threads import limited_threads
+    from fedlens.suites.plan import estimates
+    from fedlens.suites.probe import seconds_per_image
+
+    def probe(config: "Config", tasks: Collection[str]) -> dict[str, float]:
+        with limited_threads(config.threads or _threads(1 if own_machines else at_once)):
+            return seconds_per_image(config, tasks)
+
+    return estimates(runs, probe)
 
 
 def _print_results(runs: "Sequence[PlannedRun]", failed: "Sequence[Outcome]") -> None:

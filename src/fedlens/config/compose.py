@@ -6,6 +6,7 @@ row and `key.parameter=value` sets one of its parameters.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -80,7 +81,7 @@ def compose(experiment: str, overrides: list[str]) -> Config:
             f"'{experiment}' is not a known experiment, nor a .yaml file: "
             f"{suggest(experiment, options('experiment'))}"
         )
-    return _composed([f"+experiment={experiment}"], parsed)
+    return _with(deepcopy(_preset(experiment, *_presets_chosen(parsed))), parsed)
 
 
 def parse(words: list[str]) -> list[tuple[str, Any]]:
@@ -190,7 +191,7 @@ def from_yaml(text: str, source: str) -> Config:
         content = OmegaConf.create(text)
         if not isinstance(content, DictConfig) or "experiment" not in content:
             raise ValueError("it names no experiment.")
-        stored = OmegaConf.merge(OmegaConf.structured(Config), content)
+        stored = OmegaConf.merge(_schema(), content)
         assert isinstance(stored, DictConfig)
         return _finished(stored)
     except PluginError:
@@ -220,9 +221,17 @@ def amend(config: Config, overrides: list[str]) -> Config:
 def _editable(config: Config) -> DictConfig:
     """The config as OmegaConf knows it, with its schema."""
     content = OmegaConf.create(_plain(asdict(config)))
-    editable = OmegaConf.merge(OmegaConf.structured(Config), content)
+    editable = OmegaConf.merge(_schema(), content)
     assert isinstance(editable, DictConfig)
     return editable
+
+
+@cache
+def _schema() -> DictConfig:
+    """Merging copies it."""
+    schema = OmegaConf.structured(Config)
+    assert isinstance(schema, DictConfig)
+    return schema
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -309,9 +318,8 @@ def _from_file(path: Path, overrides: list[Override]) -> Config:
         copy.write_text(text, encoding="utf-8")
         place = _quoted(f"file://{folder}")
         try:
-            config = _composed(
-                [f"hydra.searchpath=[{place}]", f"+experiment={FROM_FILE}"], overrides
-            )
+            words = [f"hydra.searchpath=[{place}]", f"+experiment={FROM_FILE}"]
+            config = _with(_composed(*words, *_presets_chosen(overrides)), overrides)
         except FedlensError as error:
             raise FedlensError(f"{path}: {error}") from error
     if config.experiment not in options("experiment"):
@@ -322,20 +330,29 @@ def _from_file(path: Path, overrides: list[Override]) -> Config:
     return config
 
 
-def _composed(words: list[str], overrides: list[Override]) -> Config:
-    """Hydra chooses among preset files; all other overrides are set on what it gives."""
-    ConfigStore.instance().store(name="schema", node=Config)
-    chosen = [f"{one.key}={one.value}" for one in overrides if one.key in groups()]
+def _presets_chosen(overrides: list[Override]) -> list[str]:
+    """What chooses among preset files, which is for Hydra to do."""
+    return [f"{one.key}={one.value}" for one in overrides if one.key in groups()]
+
+
+@cache
+def _preset(experiment: str, *chosen: str) -> DictConfig:
+    """What Hydra gives, whose files do not change while this process lives: copy it to edit it."""
+    return _composed(f"+experiment={experiment}", *chosen)
+
+
+def _composed(*words: str) -> DictConfig:
+    ConfigStore.instance().store(name="schema", node=_schema())
     try:
         with initialize_config_module(PRESETS, version_base="1.3"):
-            composed = hydra_compose("config", overrides=[*words, *chosen])
+            return hydra_compose("config", overrides=list(words))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise FedlensError(_in_one_sentence(error)) from error
-    return _with(composed, [one for one in overrides if one.key not in groups()])
 
 
 def _with(config: DictConfig, overrides: list[Override]) -> Config:
     """Rows are chosen first, then all other values are set, in the order given."""
+    overrides = [one for one in overrides if one.key not in groups()]  # Hydra has seen to those
     try:
         for one in overrides:
             if one.key in ROW_KEYS:

@@ -1,5 +1,6 @@
 """What there is to choose from: the groups of the shipped YAML presets, and their options."""
 
+from functools import cache
 from importlib.resources import files
 
 PRESETS = "fedlens.config.presets"
@@ -11,19 +12,14 @@ def header(text: str) -> str:
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
 
-def groups() -> list[str]:
+@cache
+def groups() -> tuple[str, ...]:
     """The folders one preset is chosen from; a suite is not part of a config."""
-    return sorted(
-        entry.name
-        for entry in files(PRESETS).iterdir()
-        if entry.is_dir() and not entry.name.startswith("_") and entry.name != "suite"
-    )
+    folders = (entry.name for entry in files(PRESETS).iterdir() if entry.is_dir())
+    return tuple(sorted(name for name in folders if not name.startswith("_") and name != "suite"))
 
 
-def options(group: str) -> list[str]:
-    folder = files(PRESETS).joinpath(group)
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".yaml")
-    )
+@cache
+def options(group: str) -> tuple[str, ...]:
+    names = (entry.name for entry in files(PRESETS).joinpath(group).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))

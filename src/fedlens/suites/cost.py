@@ -85,6 +85,12 @@ def units(config: Config) -> int:
     return rounds(config) if config.federated.clients else config.train.epochs
 
 
+def steps_per_epoch(config: Config) -> int:
+    """Steps of an epoch of central training."""
+    whole = -(-_Sizes.of(config).train // config.train.batch_size)
+    return min(whole, config.train.steps_per_epoch or whole)
+
+
 def speed_key(config: Config) -> tuple[Any, ...]:
     """Everything a task's seconds per image depend on: configs with one key need one probe."""
     train, backbone = config.train, config.backbone

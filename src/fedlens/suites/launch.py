@@ -4,6 +4,8 @@ A job is a run or an analysis: a function that can be called again after an inte
 fails does not stop the others; a stop request ends them all.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,14 +29,21 @@ class Outcome:
     failure: str | None = None
 
 
-def run_in_turn(jobs: Sequence[Job], eta: Eta, stop: StopRequest) -> Iterator[Outcome]:
-    """One after another, each with as many threads as torch has now."""
+def run_in_turn(
+    jobs: Sequence[Job], eta: Eta, stop: StopRequest, *, until: float = math.inf
+) -> Iterator[Outcome]:
+    """One after another, each with as many threads as torch has now.
+
+    No job is started after `until`, in seconds of `time.monotonic`.
+    """
     import torch
 
     from fedlens.runtime.threads import limited_threads
 
     for job in jobs:
         stop.check()
+        if time.monotonic() >= until:
+            return
         eta.start(job.label, job.folder)
         with limited_threads(torch.get_num_threads()):
             failure = attempt(job.call)

@@ -4,6 +4,7 @@ A job that reaches its time limit or is preempted asks its run to save its state
 with the same command. Submitted jobs are on record: the next `fedlens suite` watches them.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -121,12 +122,20 @@ def submit_all(
     *,
     executor: "submitit.AutoExecutor",
     at_once: int | None = None,
+    until: float = math.inf,
 ) -> Iterator[Outcome]:
-    """Submit every job, at most `at_once` at a time, and watch them until they end."""
+    """Submit every job, at most `at_once` at a time, and watch them until they end.
+
+    No job is submitted after `until`, in seconds of `time.monotonic`.
+    """
     waiting, watched = deque(jobs), dict[str, tuple[Job, Any]]()
-    while waiting or watched:
+
+    def may_submit() -> bool:
+        return bool(waiting) and time.monotonic() < until
+
+    while may_submit() or watched:
         stop.check()
-        while waiting and (at_once is None or len(watched) < at_once):
+        while may_submit() and (at_once is None or len(watched) < at_once):
             job = waiting.popleft()
             eta.start(job.label, job.folder)
             try:

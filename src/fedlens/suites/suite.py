@@ -3,7 +3,8 @@
 A row is an experiment with overrides, a column adds overrides; `common` overrides hold for all runs
 unless a row or column changes them. A section is another suite, named or written in place, with
 overrides for all its runs. `analyses` are `fedlens arithmetic` commands for finished runs of rows.
-`plugins` are Python files with rows of one's own, relative to the suite's file.
+`plugins` are Python files with rows of one's own, relative to the suite's file. `budget` says how
+the study is planned into a given time; a section's own is not used.
 """
 
 import shlex
@@ -26,9 +27,11 @@ from fedlens.config.options import PRESETS, groups, header, options
 from fedlens.config.schema import ROW_KEYS, Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import REGISTRIES
+from fedlens.suites.budget_rules import BudgetRules
+from fedlens.suites.budget_rules import parse as parse_budget
 
 SLASH = " / "  # between the parts of a label
-KEYS = ("common", "sections", "seeds", "rows", "columns", "analyses", "plugins")
+KEYS = ("common", "sections", "seeds", "rows", "columns", "analyses", "plugins", "budget")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Suite:
     seeds: int | None = None  # how many, unless the command line says it
     sections: dict[str, tuple["Suite", list[str]]] = field(default_factory=dict)
     common: str = ""  # overrides of all runs, before those of rows and columns
+    budget: BudgetRules = field(default_factory=BudgetRules)  # how it is planned into a given time
 
     def cells(self, overrides: Sequence[str] = (), *, seeds: int | None = None) -> list[Cell]:
         """All runs, composed: the whole study at its first seed, then at the next.
@@ -111,17 +115,21 @@ def only(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
     """
     if not texts:
         return list(cells)
-    names = {name for cell in cells for name in cell.label.casefold().split(SLASH)}
-    wanted = [text.casefold() for text in texts]
-    matches = [
-        cell
-        for cell in cells
-        if any(_matches(cell.label.casefold(), text, names) for text in wanted)
-    ]
-    if not matches:
+    if not (matches := [cell for cell, text in first_match(cells, texts) if text is not None]):
         labels = ", ".join(f"'{label}'" for label in dict.fromkeys(c.label for c in cells))
         raise FedlensError(f"--only {' '.join(texts)} matches no run: choose from {labels}.")
     return matches
+
+
+def first_match(cells: Sequence[Cell], texts: Sequence[str]) -> list[tuple[Cell, int | None]]:
+    """Each cell with the position of the first text that matches its label, as in `only`."""
+    names = {name for cell in cells for name in cell.label.casefold().split(SLASH)}
+    wanted = [text.casefold() for text in texts]
+    return [
+        (cell, next((k for k, text in enumerate(wanted) if _matches(label, text, names)), None))
+        for cell in cells
+        for label in (cell.label.casefold(),)
+    ]
 
 
 def _matches(label: str, text: str, names: set[str]) -> bool:
@@ -132,14 +140,16 @@ def _matches(label: str, text: str, names: set[str]) -> bool:
     return text in label
 
 
+def with_overrides(cell: Cell, config: Config, overrides: Sequence[str]) -> Cell:
+    """The cell with another config, which these overrides on top of its own give."""
+    experiment, *own = cell.arguments
+    return replace(cell, config=config, arguments=[experiment, *_merged([*own, *overrides])])
+
+
 def _with_seed(cell: Cell, number: int) -> Cell:
     """The cell at its seed plus `number`."""
-    experiment, *overrides = cell.arguments
     seed = cell.config.seed + number
-    config = replace(cell.config, seed=seed)
-    return replace(
-        cell, config=config, arguments=[experiment, *_merged([*overrides, f"seed={seed}"])]
-    )
+    return with_overrides(cell, replace(cell.config, seed=seed), [f"seed={seed}"])
 
 
 def _composed(experiment: str, overrides: tuple[str, ...]) -> Config:
@@ -257,6 +267,10 @@ def _parse(
         raise FedlensError(
             f"{where}: analyses must map `fedlens arithmetic` commands to lists of row labels."
         )
+    try:
+        budget = parse_budget(content["budget"]) if "budget" in content else BudgetRules()
+    except FedlensError as error:
+        raise FedlensError(f"{where}: the budget is not valid: {error}") from error
     inner_suites: dict[str, tuple[Suite, list[str]]] = {}
     for label, section in sections.items():
         if isinstance(section, dict):
@@ -266,7 +280,7 @@ def _parse(
             inner_name, *overrides = shlex.split(section)
             inner_suites[label] = (_find(inner_name, folder, chain), overrides)
     rows = {label: _relative_to(folder, words) for label, words in rows.items()}
-    return Suite(name, documentation, rows, columns, analyses, seeds, inner_suites, common)
+    return Suite(name, documentation, rows, columns, analyses, seeds, inner_suites, common, budget)
 
 
 def _is_table(table: object, is_value: Callable[[object], bool]) -> bool:

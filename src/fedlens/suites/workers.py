@@ -4,11 +4,13 @@ Torch is loaded once, in a server that workers are forked from. A worker that di
 is replaced. Workers end with the process that started them, however it ends.
 """
 
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -56,14 +58,23 @@ class Workers:
             worker.process.join()
             worker.pipe.close()
 
-    def run(self, jobs: Sequence[Job], eta: Eta, stop: StopRequest) -> Iterator[Outcome]:
-        """Outcomes as jobs end; after a stop request the active runs save their state first."""
+    def run(
+        self, jobs: Sequence[Job], eta: Eta, stop: StopRequest, *, until: float = math.inf
+    ) -> Iterator[Outcome]:
+        """Outcomes as jobs end; after a stop request the active runs save their state first.
+
+        No job is started after `until`, in seconds of `time.monotonic`.
+        """
         waiting, stopping = deque(jobs), False
+
+        def may_start() -> bool:
+            return bool(waiting) and not stop.name and time.monotonic() < until
+
         while len(self.workers) < min(self.count, len(waiting)):
             self.workers.append(self._spawn())
-        while (waiting and not stop.name) or any(worker.job for worker in self.workers):
+        while may_start() or any(worker.job for worker in self.workers):
             for worker in self.workers:
-                if waiting and not stop.name and worker.job is None:
+                if worker.job is None and may_start():
                     self._send(worker, waiting.popleft(), eta)
             if stop.name and not stopping:
                 stopping = True
