@@ -124,13 +124,22 @@ def main() -> None:
         sides["fedlens"] = sides["default"] | dict(word.split("=") for word in arguments.set)
     figures, rows = {}, []
     for setting, (name, *_) in enumerate(SETTINGS):
-        if arguments.setting and setting not in arguments.setting: continue
+        if arguments.setting and setting not in arguments.setting:
+            continue
         with ExitStack() as stack:
-            works = {label: stack.enter_context(side(setting, environment)) for label, environment in sides.items()}
+            works = {
+                label: stack.enter_context(side(setting, environment))
+                for label, environment in sides.items()
+            }
             for count in arguments.busy or BUSY:
                 with busy(count):
                     idle = not count
-                    comparison = compare(works, min_repeats=10 if idle else 4, max_repeats=40 if idle else 8, uncertainty=0.005 if idle else 0.2)
+                    comparison = compare(
+                        works,
+                        min_repeats=10 if idle else 4,
+                        max_repeats=40 if idle else 8,
+                        uncertainty=0.005 if idle else 0.2,
+                    )
                 figures[f"{name}_beside_{count}"] = comparison.ratio
                 rows.append(comparison.row(f"{name}, beside {count}"))
                 print(rows[-1], comparison.uncertainty, flush=True)
