@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens import params
-from fedlens.cli.numbers import grid
+from fedlens.analyses.grids import grid
 from fedlens.config.compose import compose, load
 from fedlens.data.splits import SealedTest
 from fedlens.errors import FedlensError

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from fedlens.config.compose import compose
 from fedlens.errors import FedlensError
 from fedlens.suites import plan_file
-from fedlens.suites.budget import RESERVE, BudgetPlan, Phase, in_order, make, span
+from fedlens.suites.budget import RESERVE, BudgetPlan, Phase, in_order, make
 from fedlens.suites.budget_rules import BudgetRules, Level
+from fedlens.suites.eta import makespan
 from fedlens.suites.plan_file import Request, StoredPlan
 from fedlens.suites.suite import Cell
 
@@ -45,7 +46,16 @@ def timer(cells: Sequence[Cell]) -> list[float]:
 
 
 def planned(time: float, *, at_once: int = 1, level: Level | None = None) -> BudgetPlan:
-    return make(study(), RULES, time, at_once=at_once, at_level=at_level, timer=timer, level=level)
+    return make(
+        study(),
+        RULES,
+        time,
+        at_once=at_once,
+        at_level=at_level,
+        timer=timer,
+        rough_timer=timer,
+        level=level,
+    )
 
 
 def seeds(plan: BudgetPlan) -> Counter[str]:
@@ -94,7 +104,15 @@ def test_others_get_no_second_seed_before_the_headline_has_three() -> None:
         return [10.0 if cell.row == "m" else 1.0 for cell in cells]
 
     rules = replace(RULES, levels=(Level(),))
-    plan = make(study(), rules, 28 / (1 - RESERVE), at_once=1, at_level=at_level, timer=unequal)
+    plan = make(
+        study(),
+        rules,
+        28 / (1 - RESERVE),
+        at_once=1,
+        at_level=at_level,
+        timer=unequal,
+        rough_timer=unequal,
+    )
     assert seeds(plan) == {"m": 2, "a": 1, "b": 1, "z": 1}
 
 
@@ -121,9 +139,9 @@ def test_a_plan_is_within_its_time_has_one_level_and_loses_no_run(
 
 
 def test_the_span_of_jobs_is_at_least_the_longest() -> None:
-    assert span([5, 1, 1], 2) == 5
-    assert span([2, 2, 2, 2], 2) == 4
-    assert span([], 2) == 0
+    assert makespan([5, 1, 1], 2) == 5
+    assert makespan([2, 2, 2, 2], 2) == 4
+    assert makespan([], 2) == 0
 
 
 PLAN = StoredPlan(Level(resolution=112), 60.0, ("models / m, seed 0",), ("other / z, seed 1",), 5.0)

@@ -50,7 +50,7 @@ def places(cells: list[Cell]) -> list[tuple[str, str, str, int]]:
 
 
 def test_every_suite_of_ours_is_documented_and_every_cell_of_a_table_is_another_run() -> None:
-    assert [suite.name for suite in suites()] == options("suite")
+    assert [suite.name for suite in suites()] == list(options("suite"))
     for suite in suites():
         assert "command: fedlens suite " + suite.name in suite.documentation
         assert "cost: " in suite.documentation

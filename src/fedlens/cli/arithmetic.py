@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fedlens.analyses.grids import grid
 from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, compute_or_load, load_run
-from fedlens.cli.numbers import assignment, grid, integers, pairs
+from fedlens.cli.numbers import assignment, integers, pairs
 from fedlens.cli.shared import RUNS, Overrides, Plugins, Root, RunName
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import merge_method

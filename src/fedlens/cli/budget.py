@@ -1,20 +1,24 @@
 """`fedlens suite --budget`: plan a study into a given time, and carry the plan out or resume it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedlens.cli.shared import PLAIN, out
-from fedlens.runtime.units import duration_text
+from fedlens.runtime.units import duration_text, size_text
 
 if TYPE_CHECKING:
     from fedlens.suites.budget import BudgetPlan
+    from fedlens.suites.budget_rules import BudgetRules
+    from fedlens.suites.machines import Machine
     from fedlens.suites.plan import PlannedRun
     from fedlens.suites.plan_file import Request, StoredPlan
-    from fedlens.suites.suite import Cell, Suite
+    from fedlens.suites.suite import Cell
 
-    Seconds = Callable[[Sequence[PlannedRun]], list[float]]
+    class MakeMachine(Protocol):
+        def __call__(self, at_once: int, *, timing: bool = True) -> Machine: ...
 
 
 class BudgetedStudy:
@@ -61,44 +65,41 @@ class BudgetedStudy:
 
 
 def budgeted(
-    suite: "Suite",
+    rules: "BudgetRules",
     cells: "Sequence[Cell]",
     request: "Request",
     budget: float,
+    make_machine: "MakeMachine",
     *,
     at_once: int,
-    seconds: "Seconds",
     dry_run: bool,
-    where: str,
 ) -> BudgetedStudy:
-    """The study of an unfinished plan with this budget, else of a new plan; prints either.
-
-    `seconds` estimates the time of each run, `where` says on which machine.
-    """
+    """The study of an unfinished plan with this budget, else of a new plan; prints either."""
     from fedlens.suites import budget as planner
     from fedlens.suites import plan_file
     from fedlens.suites.levels import at_level
+    from fedlens.suites.plan import remaining_seconds
 
-    root = Path(cells[0].config.run.root)
-    path = request.path(root)
+    path = request.path(Path(cells[0].config.run.root))
     fixed = {word.partition("=")[0] for word in request.overrides}
     stored = plan_file.read(path)
     if stored is not None:
-        known = at_level(cells, stored.level, fixed)
-        runs = plan_file.chosen(stored.runs, known, path)
+        runs = plan_file.chosen(stored.runs, at_level(cells, stored.level, fixed), path)
         if stored.seconds == budget and stored.seconds_left and _unfinished(runs):
             _print_resumed(stored, runs, path)
             return BudgetedStudy(stored, runs, path, request)
+    machine = make_machine(at_once)
     made = planner.make(
         cells,
-        suite.budget,
+        rules,
         budget,
         at_once=at_once,
-        at_level=lambda some, level: at_level(some, level, fixed),
-        timer=lambda some: _remaining(some, seconds),
+        at_level=partial(at_level, fixed=fixed),
+        timer=partial(remaining_seconds, machine=machine),
+        rough_timer=partial(remaining_seconds, machine=make_machine(at_once, timing=False)),
         level=stored.level if stored else None,
     )
-    print_plan(made, budget, at_once, where)
+    print_plan(made, budget, at_once, machine)
     plan = plan_file.StoredPlan(
         made.level,
         budget,
@@ -111,24 +112,25 @@ def budgeted(
     return BudgetedStudy(plan, made.cells, path, request)
 
 
-def print_plan(made: "BudgetPlan", budget: float, at_once: int, where: str) -> None:
+def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machine") -> None:
     from fedlens.reporting.terminal.suites import budget_table, skipped_table
     from fedlens.suites.levels import setting_text
 
+    pace = "one run at a time" if at_once == 1 else f"{at_once} runs at a time"
     out.print(
-        f"Plan for {duration_text(budget)} on {where}, {_at_a_time(at_once)}.\n"
-        f"All runs: {setting_text(made.cells)} ({made.level.text}).",
+        f"A plan for {duration_text(budget)}, {pace}.\n"
+        f"All runs: {setting_text(made.cells)}.\n"
+        f"Cut down from the suite: {made.level.text}.\n",
         **PLAIN,
     )
-    out.print()
     out.print(budget_table(made, at_once))
     if made.skipped:
         out.print()
         out.print(skipped_table(made.skipped))
-    out.print()
+    memory = max(machine.peak_memory(cell.config) for cell in made.cells)
     out.print(
-        f"{len(made.cells)} runs, about {duration_text(made.total(at_once))} in all; "
-        f"{len(made.left_out)} left out.",
+        f"\n{len(made.cells)} runs take about {duration_text(made.total(at_once))}, and at most "
+        f"{size_text(memory)} of memory in the largest. {machine.sentence()}",
         **PLAIN,
     )
 
@@ -147,17 +149,3 @@ def _unfinished(cells: "Sequence[Cell]") -> "list[PlannedRun]":
     from fedlens.suites.plan import plan, unfinished
 
     return [run for run in unfinished(plan(cells)) if not run.folder.failure]
-
-
-def _remaining(cells: "Sequence[Cell]", seconds: "Seconds") -> list[float]:
-    """Seconds that each cell still takes; 0 where its run has finished or stands before it."""
-    from fedlens.suites.plan import plan, unfinished
-
-    runs = plan(cells)
-    todo = unfinished(runs)
-    left = {run.label: took for run, took in zip(todo, seconds(todo), strict=True)}
-    return [left.pop(run.label, 0.0) for run in runs]
-
-
-def _at_a_time(at_once: int) -> str:
-    return "one run at a time" if at_once == 1 else f"{at_once} runs at a time"

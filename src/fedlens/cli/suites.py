@@ -4,7 +4,8 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from functools import partial
@@ -19,13 +20,16 @@ from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
 from fedlens.errors import FedlensError, suggest
 from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
-from fedlens.runtime.units import parse_duration
+from fedlens.runtime.units import parse_duration, size_text
 
 if TYPE_CHECKING:
     from fedlens.config.schema import Config
+    from fedlens.suites.calculator import Calculator
     from fedlens.suites.eta import Eta
     from fedlens.suites.launch import Job, Outcome
-    from fedlens.suites.plan import PlannedRun
+    from fedlens.suites.machines import KnownMachine, Machine
+    from fedlens.suites.plan import PlannedAnalysis, PlannedRun
+    from fedlens.suites.suite import Cell, Suite
 
     class Launch(Protocol):
         def __call__(
@@ -73,8 +77,15 @@ def suite(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and an estimate of their time.")
+        bool, typer.Option("--dry-run", help="List the runs, and estimate their time and memory.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE",
+            help="With --dry-run: estimate for another machine, `t4`, `a100`, `cpu2` or `cpu8`.",
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, help="Runs at a time; default: one on this machine, all on SLURM."),
@@ -94,16 +105,18 @@ def suite(
 
     Example: `fedlens suite heterogeneity train=head augment=none backbone=vit_tiny --seeds 3`
 
-    Estimate the time first: `fedlens suite paper --dry-run`. On a cluster:
+    Estimate time and memory first: `fedlens suite paper --dry-run`, or for another machine
+    `fedlens suite paper --dry-run --on t4`. On a cluster:
     `fedlens suite paper --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1`
     (runs are jobs there; analyses follow one by one in this process)
     """
-    from fedlens.suites.budget import SEEDS
-    from fedlens.suites.eta import Eta
-    from fedlens.suites.plan import eta_of, plan, unfinished, unique_runs
+    from fedlens.suites.calculator import Calculator
+    from fedlens.suites.machines import ThisMachine, known_machine, remembers_speeds
+    from fedlens.suites.plan import analyses_of, eta_of, plan, unfinished
     from fedlens.suites.plan_file import Request
-    from fedlens.suites.suite import find, only, suites
+    from fedlens.suites.suite import find, suites
 
+    began = time.monotonic()
     if name is None:
         for entry in suites():
             out.print(f"[bold]{entry.name}[/bold]")
@@ -111,31 +124,35 @@ def suite(
         return
     if slurm and launcher is Launcher.here:
         raise FedlensError("--slurm sets options of jobs: add --launcher slurm, or leave it out.")
+    if on is not None and not dry_run:
+        raise FedlensError("--on estimates the time on another machine: add --dry-run.")
+    elsewhere = None if on is None else known_machine(on)
     declared = find(name)
-    seconds = parse_duration(budget) if budget else declared.budget.time
-    most_seeds = seeds or max(SEEDS, declared.seeds or 1) if seconds else seeds
-    cells = only(declared.cells(overrides or [], seeds=most_seeds), only_ or [])
-    for command in {command for cell in cells for command in cell.analyses}:
-        _check_analysis(command)
+    seconds = parse_duration(budget) if budget is not None else declared.budget.time
+    if seconds and launcher is Launcher.slurm and not jobs:
+        raise FedlensError("A budget on SLURM needs --jobs N: how many jobs run at a time.")
     study = None
-    if seconds:
-        if launcher is Launcher.slurm and not jobs:
-            raise FedlensError("A budget on SLURM needs --jobs N: how many jobs run at a time.")
-        request = Request(name, tuple(overrides or ()), tuple(only_ or ()), seeds)
-        study = budgeted(
-            declared, cells, request, seconds, at_once=jobs or 1, dry_run=dry_run,
-            seconds=partial(_seconds, at_once=jobs or 1, own_machines=launcher is Launcher.slurm),
-            where="this machine",
-        )  # fmt: skip
-        if dry_run:
-            return
-        cells = list(study.cells)
-    runs = plan(cells)
-    todo = unfinished(runs)
-    at_once = jobs or (max(1, len(todo)) if launcher is Launcher.slurm else 1)
+    with Calculator() as calculator:
+        if (dry_run or seconds) and not remembers_speeds():
+            calculator.start()  # loads torch while the runs are composed
+        machine = partial(
+            _machine, calculator, elsewhere, began=began, separate=launcher is Launcher.slurm
+        )
+        cells = _cells(declared, overrides or [], seeds, only_ or [], budgeted=bool(seconds))
+        if seconds:
+            request = Request(name, tuple(overrides or ()), tuple(only_ or ()), seeds)
+            study = budgeted(
+                declared.budget, cells, request, seconds, machine, at_once=jobs or 1,
+                dry_run=dry_run,
+            )  # fmt: skip
+            cells = study.cells
+        runs = plan(cells)
+        at_once = _at_once(jobs, launcher, unfinished(runs))
+        if dry_run and study is None:
+            _print_estimate(runs, at_once, machine(at_once))
     if dry_run:
-        _print_estimate(unique_runs(runs), at_once, own_machines=launcher is Launcher.slurm)
         return
+    todo, analyses = unfinished(runs), analyses_of(runs)
     if todo and launcher is not Launcher.slurm:  # which computes on other machines
         warn_if_busy()
     root, title = Path(runs[0].cell.config.run.root), f"suite {Path(name).stem}"
@@ -144,24 +161,77 @@ def suite(
             log.warning("%s failed before and is run again: %s", run.label, run.folder.failure)
     with (
         listening() as stop,
+        Calculator() as calculator,
         _launchers(launcher, at_once, root, slurm or []) as (launch_runs, launch_analyses),
     ):
+        eta = eta_of(
+            todo,
+            [one for one in analyses if not one.done],
+            jobs=at_once,
+            machine=ThisMachine(calculator, at_once=at_once),
+        )
         try:
             run_jobs = [run.job(_start) for run in todo]
-            run_eta = eta_of(todo, jobs=at_once)
-            failed = _carry_out(title, launch_runs, run_jobs, run_eta, stop, study)
-            analysis_jobs = _analyses(runs)
-            processes = at_once if launcher is Launcher.here else 1
-            eta = Eta({job.label: 1.0 for job in analysis_jobs}, {}, jobs=processes)
+            failed = _carry_out(title, launch_runs, run_jobs, eta, stop, study)
+            not_started = [run for run in unfinished(runs) if not run.folder.failure]
+            possible = [one for one in analyses if one.run.folder.result is not None]
+            left_out = (*not_started, *(one for one in analyses if one not in possible))
+            eta.leave_out(one.label for one in left_out)
+            eta.jobs = at_once if launcher is Launcher.here else 1
+            analysis_jobs = [_analysis_job(one) for one in possible]
             failed += _carry_out(f"{title}, analyses", launch_analyses, analysis_jobs, eta, stop)
         except Interrupted as reason:
             raise Interrupted(_resume_hint(launcher)) from reason
     _print_results(runs, failed)
     if study:
-        study.print_left_out(len(run_jobs) - run_eta.finished)
+        study.print_left_out(len(not_started))
     out.print(f"Next: fedlens report {root} --out report", **PLAIN)
     if failed:
         raise FedlensError(f"{len(failed)} failed (see above); all other runs have finished.")
+
+
+def _cells(
+    declared: "Suite", overrides: list[str], seeds: int | None, texts: list[str], *, budgeted: bool
+) -> "list[Cell]":
+    """The cells of a suite, all that a budget may choose from; refuses what would fail later."""
+    from fedlens.suites.budget import SEEDS
+    from fedlens.suites.suite import only
+
+    if budgeted and seeds is None:
+        seeds = max(SEEDS, declared.seeds or 1)
+    cells = only(declared.cells(overrides, seeds=seeds), texts)
+    for command in dict.fromkeys(command for cell in cells for command in cell.analyses):
+        _check_analysis(command)
+    return cells
+
+
+def _machine(
+    calculator: "Calculator",
+    elsewhere: "KnownMachine | None",
+    at_once: int,
+    *,
+    separate: bool,
+    began: float,
+    timing: bool = True,
+) -> "Machine":
+    """What estimates are for; `separate`: each run has a machine of its own.
+
+    Without `timing`, one kind of step is timed at most, and the others are derived from it.
+    """
+    from fedlens.suites.machines import TIMING_S, Elsewhere, ThisMachine
+
+    if elsewhere is not None:
+        return Elsewhere(elsewhere, calculator)
+    return ThisMachine(
+        calculator,
+        at_once=1 if separate else at_once,
+        began=began,
+        seconds=TIMING_S if timing else 0.0,
+    )
+
+
+def _at_once(jobs: int | None, launcher: Launcher, todo: "Sequence[PlannedRun]") -> int:
+    return jobs or (max(1, len(todo)) if launcher is Launcher.slurm else 1)
 
 
 @contextmanager
@@ -207,7 +277,7 @@ def _carry_out(
         for outcome in launch(jobs, eta, stop, until=study.until if study else math.inf):
             if study:
                 study.save()
-            state = f"{eta.finished} of {len(jobs)}, {time_left_text(eta.seconds_left())}"
+            state = f"{eta.finished} of {eta.count}, {time_left_text(eta.seconds_left())}"
             if outcome.failure:
                 failed.append(outcome)
                 log.warning("failed: %s: %s (%s)", outcome.job.label, outcome.failure, state)
@@ -222,19 +292,12 @@ def _start(config: "Config") -> None:
     start(config)
 
 
-def _analyses(runs: "Sequence[PlannedRun]") -> "list[Job]":
-    """The analyses of finished runs, without duplicates where several cells request one."""
+def _analysis_job(analysis: "PlannedAnalysis") -> "Job":
     from fedlens.suites.launch import Job
 
-    jobs: dict[tuple[str, ...], Job] = {}
-    for run in runs:
-        for command in run.cell.analyses if run.folder.result is not None else []:
-            name, *options = shlex.split(command)
-            words = [name, str(run.folder.path), *options]
-            label = f"{command}: {run.label}"
-            job = Job(label, ["arithmetic", *words], partial(_analyse, words), run.folder)
-            jobs.setdefault(tuple(words), job)
-    return list(jobs.values())
+    words = analysis.words
+    call = partial(_analyse, words)
+    return Job(analysis.label, ["arithmetic", *words], call, analysis.run.folder)
 
 
 def _analyse(words: list[str]) -> None:
@@ -259,41 +322,30 @@ def _check_analysis(command: str) -> None:
         raise FedlensError(f"The analysis '{command}' is not valid: {error}") from error
 
 
-def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, *, own_machines: bool) -> None:
-    """`own_machines`: each job has all threads of a machine."""
-    from fedlens.reporting.terminal.suites import plan_table
+def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, machine: "Machine") -> None:
+    from fedlens.reporting.terminal.suites import PlannedLine, estimate_text, plan_table
+    from fedlens.suites.eta import makespan
+    from fedlens.suites.plan import analyses_of, analysis_estimates, estimates, unique_runs
 
-    todo = [run for run in runs if run.folder.result is None]
-    took = _seconds(todo, at_once=at_once, own_machines=own_machines)
-    seconds = dict(zip([run.label for run in todo], took, strict=True))
+    unique = unique_runs(runs)
+    todo = [run for run in unique if run.folder.result is None]
+    analyses = [one for one in analyses_of(runs) if not one.done]
+    seconds = dict(zip([run.label for run in todo], estimates(todo, machine), strict=True))
+    later = analysis_estimates(analyses, machine)
+    memory = {run.label: machine.peak_memory(run.cell.config) for run in todo}
+    lines = [
+        PlannedLine(run.cell, run.state(), run.units, run.unit, seconds.get(run.label))
+        for run in unique
+    ]
+    out.print(plan_table(lines))
+    total = makespan([*seconds.values(), *later], at_once)
+    out.print(estimate_text(len(unique), len(todo), len(analyses), total, at_once, memory), **PLAIN)
+    largest = max(memory.values(), default=0)
+    if machine.memory is not None and largest > machine.memory:
+        log.warning("The machine has %s of memory: less than that.", size_text(machine.memory))
     out.print(
-        plan_table(
-            [
-                (run.label, run.state(), f"{run.units} {run.unit}", seconds.get(run.label))
-                for run in runs
-            ]
-        )
+        f"{machine.sentence()} The estimate assumes an empty cache and no early stopping.", **PLAIN
     )
-    total = max([sum(seconds.values()) / at_once, *seconds.values()], default=0.0)
-    out.print(
-        f"{len(todo)} of {len(runs)} runs to do: about {total / 60:.1f} min with {at_once} at a "
-        "time. This estimate is based on a few timed steps of each kind and an empty cache; "
-        "analyses are not included.",
-        **PLAIN,
-    )
-
-
-def _seconds(runs: "Sequence[PlannedRun]", *, at_once: int, own_machines: bool) -> list[float]:
-    """What each run still takes, from timed steps."""
-    from fedlens.runtime.threads import limited_threads
-    from fedlens.suites.plan import estimates
-    from fedlens.suites.probe import seconds_per_image
-
-    def probe(config: "Config", tasks: Collection[str]) -> dict[str, float]:
-        with limited_threads(config.threads or _threads(1 if own_machines else at_once)):
-            return seconds_per_image(config, tasks)
-
-    return estimates(runs, probe)
 
 
 def _print_results(runs: "Sequence[PlannedRun]", failed: "Sequence[Outcome]") -> None:

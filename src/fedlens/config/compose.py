@@ -7,7 +7,7 @@ row and `key.parameter=value` sets one of its parameters.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -150,7 +150,27 @@ def word(value: object) -> str:
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with other values of some keys, checked."""
-    return _with(_editable(config), [Override(*item) for item in values.items()])
+    if any(key not in ROW_KEYS and is_dataclass(_at_or_none(config, key)) for key in values):
+        # A whole section: OmegaConf merges it.
+        return _with(_editable(config), [Override(*item) for item in values.items()])
+    made, typed = deepcopy(config), _typed()
+    try:
+        for key, value in values.items():
+            if key in ROW_KEYS:
+                before = dict(getattr_dotted(made, key))
+                _set(made, key, _row_choice(key, before, _plain(value)))
+        for key, value in values.items():
+            if key in ROW_KEYS:
+                continue
+            if (row := row_key(key)) is not None:
+                settings = {**getattr_dotted(made, row), key.removeprefix(f"{row}."): _plain(value)}
+                _set(made, row, settings)
+            else:
+                OmegaConf.update(typed, key, _plain(value), merge=False)
+                _set(made, key, _content(OmegaConf.select(typed, key)))
+        return _completed(made)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise FedlensError(_in_one_sentence(error)) from error
 
 
 def load(path: Path) -> Config:
@@ -265,6 +285,33 @@ def getattr_dotted(config: Config, key: str) -> Any:
     return value
 
 
+def _at_or_none(config: Config, key: str) -> Any:
+    try:
+        return getattr_dotted(config, key)
+    except AttributeError:
+        return None
+
+
+def _set(config: Config, key: str, value: Any) -> None:
+    path, _, last = key.rpartition(".")
+    setattr(getattr_dotted(config, path) if path else config, last, value)
+
+
+@cache
+def _typed() -> DictConfig:
+    """The schema, to convert single values to the types of their keys and to refuse others.
+
+    Making it takes longer than all else that `changed` does, so there is one.
+    """
+    schema = OmegaConf.structured(Config)
+    assert isinstance(schema, DictConfig)
+    return schema
+
+
+def _content(value: Any) -> Any:
+    return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+
+
 def _quoted(text: str) -> str:
     return QuotedString(text, Quote.single).with_quotes()
 
@@ -372,14 +419,21 @@ def _with(config: DictConfig, overrides: list[Override]) -> Config:
 
 
 def _choose_row(config: DictConfig, key: str, choice: Any) -> None:
-    """Parameters that all rows of the kind have are kept if they were set; others are dropped."""
+    before = _row_values(config, key)
+    OmegaConf.update(config, key, _row_choice(key, before, choice), merge=False)
+
+
+def _row_choice(key: str, before: dict[str, Any], choice: Any) -> dict[str, Any]:
+    """The values of the row that is chosen by `key` after another.
+
+    Parameters that all rows of the kind have are kept if they were set; others are dropped.
+    """
+    registry = REGISTRIES[ROW_KEYS[key]]
     if isinstance(choice, dict):
-        OmegaConf.update(config, key, choice, merge=False)
-        return
-    before, registry = _row_values(config, key), REGISTRIES[ROW_KEYS[key]]
+        return choice
     chosen = registry.chosen(str(choice))
     if before.get("name") == choice:
-        return
+        return before
     common = {one.name for one in registry.common}
     former = before.get("name", "")
     defaults = registry[former].defaults if former in registry else {}
@@ -388,7 +442,7 @@ def _choose_row(config: DictConfig, key: str, choice: Any) -> None:
         for name, value in before.items()
         if name in common and value != defaults.get(name)
     }
-    OmegaConf.update(config, key, {**kept, **chosen}, merge=False)
+    return {**kept, **chosen}
 
 
 def _row_values(config: DictConfig, key: str) -> dict[str, Any]:
@@ -401,13 +455,15 @@ def _row_values(config: DictConfig, key: str) -> dict[str, Any]:
 
 
 def _finished(composed: DictConfig) -> Config:
-    """The config as an object: rows complete and checked, then the keys against each other."""
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    return _completed(config)
+
+
+def _completed(config: Config) -> Config:
+    """Rows are completed and checked, in place, then the keys against each other."""
     for key, kind in ROW_KEYS.items():
-        *path, last = key.split(".")
-        section = getattr_dotted(config, ".".join(path)) if path else config
-        setattr(section, last, REGISTRIES[kind].settings(getattr(section, last), key))
+        _set(config, key, REGISTRIES[kind].settings(getattr_dotted(config, key), key))
     if config.backbone.pretrained is None:
         config.backbone = config.backbone.but(pretrained=config.backbone.weights is not None)
     check(config)

@@ -11,6 +11,7 @@ from enum import IntEnum
 from fedlens.errors import FedlensError
 from fedlens.runtime.units import duration_text
 from fedlens.suites.budget_rules import BudgetRules, Level
+from fedlens.suites.eta import makespan
 from fedlens.suites.suite import SLASH, Cell, first_match
 
 SEEDS = 3  # of the headline runs, before others get a second one
@@ -32,12 +33,7 @@ class BudgetPlan:
     skipped: list[tuple[Level, float]]  # better levels, and what headline and first seeds take
 
     def total(self, at_once: int) -> float:
-        return span(self.seconds, at_once)
-
-
-def span(seconds: Sequence[float], at_once: int) -> float:
-    """From the start of the first run to the end of the last, with so many at a time."""
-    return max([sum(seconds) / at_once, *seconds], default=0.0)
+        return makespan(self.seconds, at_once)
 
 
 class Phase(IntEnum):
@@ -71,16 +67,25 @@ def make(
     at_once: int,
     at_level: AtLevel,
     timer: Timer,
+    rough_timer: Timer,
     level: Level | None = None,
 ) -> BudgetPlan:
-    """The plan for `time` seconds; `level` is that of an earlier plan, which is kept."""
+    """The plan for `time` seconds; `level` is that of an earlier plan, which is kept.
+
+    `rough_timer` rules levels out, `timer` confirms the one that is chosen.
+    """
     phases, ordered = zip(*in_order(cells, rules), strict=True)
     needed = ordered[: sum(phase < Phase.FURTHER for phase in phases)]
     available = time * (1 - RESERVE)
     *better, last = (level,) if level else rules.levels
     chosen, skipped = last, []
+    before: list[Cell] = []
     for one in better:
-        need = span(timer(at_level(needed, one)), at_once)
+        if (runs := at_level(needed, one)) == before:  # it changes nothing in this study
+            continue
+        before, need = runs, makespan(rough_timer(runs), at_once)
+        if need <= available:
+            need = makespan(timer(runs), at_once)
         if need <= available:
             chosen = one
             break
@@ -111,7 +116,7 @@ def _fitting(
     headline_fits = True
     for run, phase, duration in zip(runs, phases, seconds, strict=True):
         allowed = phase < Phase.FURTHER or headline_fits
-        if allowed and span([*used, duration], at_once) <= available:
+        if allowed and makespan([*used, duration], at_once) <= available:
             kept.append(run)
             used.append(duration)
         else:

@@ -11,9 +11,13 @@ from typing import Any
 from fedlens.errors import FedlensError
 from fedlens.runtime.units import parse_duration
 
+AS_IS = "as the suite sets"
+
 
 @dataclass(frozen=True)
 class Level:
+    """A limit for all runs; a run that is below it anyway keeps its own setting."""
+
     resolution: int | None = None  # in px, at most; None: as the suite sets
     steps: Fraction = Fraction(1)  # of all training steps
     batch: Fraction = Fraction(1)  # of the batch size
@@ -23,12 +27,12 @@ class Level:
     def text(self) -> str:
         """What it changes, in words."""
         parts = [
-            f"at most {self.resolution} px" if self.resolution else "",
-            f"{self.steps} of the steps" if self.steps != 1 else "",
-            f"{self.batch} of the batch size" if self.batch != 1 else "",
-            f"at most {_counted(self.evaluations, 'evaluation')} a run" if self.evaluations else "",
+            f"resolution ≤ {self.resolution}" if self.resolution else "",
+            f"steps × {self.steps}" if self.steps != 1 else "",
+            f"batch × {self.batch}" if self.batch != 1 else "",
+            f"evaluations ≤ {self.evaluations}" if self.evaluations else "",
         ]
-        return ", ".join(filter(None, parts)) or "as the suite sets"
+        return ", ".join(filter(None, parts)) or AS_IS
 
     def plain(self) -> dict[str, int | str]:
         """What it changes, as a suite's YAML states it."""
@@ -120,7 +124,3 @@ def _share(key: str, value: Any) -> Fraction:
     if not 0 < share <= 1:
         raise FedlensError(f"{key} of a level must be a share such as 1/4, not {value}.")
     return share
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -6,13 +6,16 @@ masks) counts with the first run that needs it; early stopping and the cache low
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
+from fedlens.analyses.grids import grid
 from fedlens.config.schema import Config, cohort_size, head_only, rounds
-from fedlens.registry import RowSettings, dataset, head, mask_rule
+from fedlens.registry import RowSettings, backbone, dataset, head, mask_rule, merge_method
 
 PRETRAINING_IMAGES = 34_200  # vit_pico is pretrained on them, once
 PRETRAINING = "pretraining"  # the key of that shared work
@@ -21,6 +24,7 @@ PRETRAINING = "pretraining"  # the key of that shared work
 RELATIVE_COST = {"pretrain": 3.0, "train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
 UNKNOWN_SIZES = {"classes": 100, "train_images": 50_000, "test_images": 10_000}  # as CIFAR-100
 NO_SPEED = ("pretrained", "weights", "sha256", "freeze_blocks")  # of a backbone's parameters
+HEAD_S = 2e-6  # of an image of a head on cached features: negligible
 OVERHEAD_S = 1.0  # of a run, for everything else: opening data and weights, writing records
 
 
@@ -37,6 +41,18 @@ class SharedWork:
 class Work:
     images: Mapping[str, int]  # task → images, of this run alone
     shared: tuple[SharedWork, ...] = ()
+
+
+@dataclass(frozen=True)
+class Count:
+    """The arithmetic of a task, and the size of its model."""
+
+    flops: float  # per image
+    peak: int  # bytes alive at the peak besides the parameters, at the task's batch size
+    parameters: int  # of the whole model
+    trained: int  # parameters with gradients
+    masked: int  # parameters that a mask would cover
+    features: int  # length of a feature vector
 
 
 def count_shared_once(works: Iterable[Work], *, done: Iterable[str] = ()) -> list[dict[str, int]]:
@@ -61,21 +77,74 @@ def total_cost(images: Mapping[str, int], per_image: Mapping[str, float] = RELAT
 
 
 def work_of(config: Config) -> Work:
-    sizes = _Sizes.of(config)
+    sizes = Sizes.of(config)
     total = units(config)
     trained = total * (_round_images if config.federated.clients else _epoch_images)(config, sizes)
     evaluations = _evaluations(config, total)
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
         evaluated += evaluations * sizes.test
-    on_features = _on_features(config)
-    images = {"head": trained + evaluated} if on_features else {
+    frozen = on_features(config)
+    images = {"head": trained + evaluated} if frozen else {
         "train": trained,
         "evaluate": evaluated,
     }  # fmt: skip
     if head[config.head.name].traits.get("by") == "training":
         images["head"] = images.get("head", 0) + _head_images(config)
-    return Work(images, tuple(_shared(config, sizes, on_features)))
+    return Work(images, tuple(_shared(config, sizes, frozen)))
+
+
+def analysis_work(command: str, config: Config) -> Mapping[str, int]:
+    """Task → images of a `fedlens arithmetic` command for the finished run of a config.
+
+    Every candidate model meets the validation images, and the chosen one the test images.
+    """
+    name, *words = shlex.split(command)
+    sizes = Sizes.of(config)
+    task = "head" if on_features(config) else "evaluate"
+    images = _candidates(name, words) * sizes.validation + dataset_sizes(config.data)["test_images"]
+    if name == "interference":  # no test, and validation images of the classes of two clients
+        share = 2 * min(1.0, _share_of_classes(config))
+        images = round(_candidates(name, words) * share * sizes.validation)
+    work = {task: images}
+    if name == "merge" and task == "evaluate" and config.federated.clients:
+        shard = sizes.train // config.federated.clients
+        examples = min(config.algorithm.statistics_examples or shard, shard)
+        needs = {merge_method[one].traits.get("needs") for one in _methods(words)} - {None}
+        work["calibrate"] = len(needs) * cohort_size(config.federated) * examples
+    return work
+
+
+def _candidates(name: str, words: Sequence[str]) -> int:
+    """How many models an analysis evaluates."""
+    if name == "clients":
+        return 2
+    if name == "forget":
+        return len({0.0, *grid(_option(words, "--scales", "0:3:0.25"))})
+    if name == "merge":
+        return len(_methods(words)) * len(grid(_option(words, "--scales", "0.1,0.3,1,2")))
+    if name == "interference":
+        alphas = grid(_option(words, "--alphas", "0,0.5,1,1.5,2"))
+        return len(alphas) ** 2 + (0 if 0.0 in alphas else 2 * len(alphas)) + 3
+    return len(grid(_option(words, "--alphas", "0:2:0.1")))
+
+
+def _methods(words: Sequence[str]) -> list[str]:
+    named = [after for word, after in pairwise(words) if word == "--method"]
+    return named or list(merge_method.names)
+
+
+def _option(words: Sequence[str], option: str, default: str) -> str:
+    """Its value in `--option value` or `--option=value`."""
+    values = [after for word, after in pairwise(words) if word == option]
+    values += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    return values[-1] if values else default
+
+
+def _share_of_classes(config: Config) -> float:
+    """Of one client, where the partition gives each a few; else all of them."""
+    held = config.partition.get("classes_per_client")
+    return 1.0 if held is None else held / dataset_sizes(config.data)["classes"]
 
 
 def units(config: Config) -> int:
@@ -85,23 +154,68 @@ def units(config: Config) -> int:
     return rounds(config) if config.federated.clients else config.train.epochs
 
 
+def own_resolution(config: Config) -> int:
+    """The resolution of the run's images: as the config says, else as the backbone or the data."""
+    if config.backbone.resolution is not None:
+        return int(config.backbone.resolution)
+    traits = backbone[config.backbone.name].traits
+    if "resolution" in traits:
+        return int(traits["resolution"])
+    from fedlens.experiments.build import with_resolution  # timm knows it, or the data
+
+    return int(with_resolution(config).backbone.resolution)
+
+
 def steps_per_epoch(config: Config) -> int:
     """Steps of an epoch of central training."""
-    whole = -(-_Sizes.of(config).train // config.train.batch_size)
+    whole = -(-Sizes.of(config).train // config.train.batch_size)
     return min(whole, config.train.steps_per_epoch or whole)
 
 
-def speed_key(config: Config) -> tuple[Any, ...]:
-    """Everything a task's seconds per image depend on: configs with one key need one probe."""
-    train, backbone = config.train, config.backbone
-    chosen = {name: value for name, value in backbone.items() if name not in NO_SPEED}
-    key = (json.dumps(chosen), config.evaluate.batch_size, train.precision,
-           config.device)  # fmt: skip
-    if _on_features(config):
-        return key
-    return (*key, *train.trainable.items(), backbone.freeze_blocks, train.batch_size,
-            train.micro_batch, train.optimizer.name, config.sparse.density,
-            tuple(asdict(config.augment).values()))  # fmt: skip
+def batch_of(config: Config, task: str) -> int:
+    """Images that are in one forward pass of the task."""
+    if task == "train":
+        return min(config.train.batch_size, config.train.micro_batch or config.train.batch_size)
+    return config.evaluate.batch_size if task == "evaluate" else config.sparse.micro_batch
+
+
+def count_key(config: Config, task: str) -> str:
+    """Everything the arithmetic of a task depends on: configs with one key have one count."""
+    if task == "pretrain":
+        return _key(task)
+    train, head_, sparse = config.train, config.head, config.sparse
+    kinds = [sparse.biases, sparse.norms, sparse.embeddings]
+    return _key(task, _architecture(config), config.backbone.freeze_blocks, train.trainable,
+                head_.freeze, kinds, dataset_sizes(config.data)["classes"],
+                batch_of(config, task))  # fmt: skip
+
+
+def speed_key(config: Config, task: str) -> str:
+    """Everything a task's seconds per image depend on: configs with one key are timed once."""
+    if task in ("pretrain", "head"):
+        return _key(task)
+    train, sparse = config.train, config.sparse
+    key = [task, _architecture(config), train.trainable, train.precision, config.device,
+           batch_of(config, task)]  # fmt: skip
+    if task == "train":
+        key += [config.backbone.freeze_blocks, config.head.freeze, train.batch_size,
+                train.optimizer.name, sparse.density, asdict(config.augment)]  # fmt: skip
+    if task == "calibrate":
+        key += [config.backbone.freeze_blocks, sparse.labels, sparse.target]
+    return _key(*key)
+
+
+def relative_cost(config: Config, task: str) -> float:
+    """A rough cost of one image: forward passes × pixels, before anything is timed or counted."""
+    pixels = 1.0
+    if task not in ("pretrain", "head"):
+        own = backbone[config.backbone.name].traits.get("resolution")
+        pixels = ((config.backbone.resolution or own or 224) / 224) ** 2
+    return RELATIVE_COST[task] * pixels
+
+
+def _architecture(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in config.backbone.items() if name not in NO_SPEED}
 
 
 def dataset_sizes(data: RowSettings) -> dict[str, int]:
@@ -119,7 +233,7 @@ def dataset_sizes(data: RowSettings) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Images of each split."""
 
     train: int
@@ -127,7 +241,7 @@ class _Sizes:
     test: int
 
     @classmethod
-    def of(cls, config: Config) -> "_Sizes":
+    def of(cls, config: Config) -> "Sizes":
         data, images = config.data, dataset_sizes(config.data)
         classes = images["classes"]
         train, test = images["train_images"] // classes, images["test_images"] // classes
@@ -137,7 +251,7 @@ class _Sizes:
         return cls(seen - validation, validation, tested if config.evaluate.test else 0)
 
 
-def _on_features(config: Config) -> bool:
+def on_features(config: Config) -> bool:
     """Whether the backbone is frozen and no image is augmented: it then sees each image once."""
     augment = config.augment
     augments = augment.crop_padding or augment.flip or augment.colour_jitter or augment.randaugment
@@ -147,20 +261,20 @@ def _on_features(config: Config) -> bool:
 def _evaluations(config: Config, total: int) -> int:
     """After every `evaluate.every` units and the last; a fitted head on features also before."""
     every = config.evaluate.every
-    before = not total or (_is_fitted(config) and _on_features(config))
+    before = not total or (is_fitted(config) and on_features(config))
     return total // every + (total % every > 0) + before
 
 
-def _is_fitted(config: Config) -> bool:
+def is_fitted(config: Config) -> bool:
     return bool(head[config.head.name].traits.get("fitted", True))
 
 
-def _epoch_images(config: Config, sizes: _Sizes) -> int:
+def _epoch_images(config: Config, sizes: Sizes) -> int:
     train = config.train
     return min(sizes.train, (train.steps_per_epoch or sizes.train) * train.batch_size)
 
 
-def _round_images(config: Config, sizes: _Sizes) -> int:
+def _round_images(config: Config, sizes: Sizes) -> int:
     """Of all clients that answer, each with a shard of the same size."""
     federated = config.federated
     assert federated.clients is not None
@@ -182,30 +296,30 @@ def _head_images(config: Config) -> int:
     return cohort * int(config.head.steps) * config.train.batch_size
 
 
-def _shared(config: Config, sizes: _Sizes, on_features: bool) -> Iterable[SharedWork]:
+def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWork]:
     """Pretraining, features and masks; all other work is a run's own."""
-    backbone, data = config.backbone, config.data
-    seed = None if backbone.pretrained else config.seed  # random weights depend on it
-    if backbone.name == "vit_pico" and backbone.pretrained and not backbone.weights:
+    model, data = config.backbone, config.data
+    seed = None if model.pretrained else config.seed  # random weights depend on it
+    if model.name == "vit_pico" and model.pretrained and not model.weights:
         yield SharedWork(PRETRAINING, "pretrain", PRETRAINING_IMAGES)
-    frozen = [backbone, dataset.spelled(data), data.root, data.train_per_class,
+    depends_on = [model, dataset.spelled(data), data.root, data.train_per_class,
               data.test_per_class, seed, config.train.precision]  # fmt: skip
-    if on_features or _is_fitted(config):
+    if features or is_fitted(config):
         images = sizes.train + sizes.validation
-        yield SharedWork(_key("train features", *frozen), "evaluate", images)
-    if on_features and sizes.test:
-        yield SharedWork(_key("test features", *frozen), "evaluate", sizes.test)
+        yield SharedWork(_key("train features", *depends_on), "evaluate", images)
+    if features and sizes.test:
+        yield SharedWork(_key("test features", *depends_on), "evaluate", sizes.test)
     sparse = config.sparse
     if sparse.density is not None and mask_rule[sparse.rule.name].traits.get("sensitivity", True):
         trained_head = head[config.head.name].traits.get("by") == "training"
         by_client = sparse.source == "clients" or trained_head
-        key = _key("masks", backbone, data, asdict(sparse), config.head, config.seed,
+        key = _key("masks", model, data, asdict(sparse), config.head, config.seed,
                    config.train.trainable, config.partition if by_client else None)  # fmt: skip
         images = sparse.rounds * sparse.passes * _calibration_images(config, sizes)
         yield SharedWork(key, "calibrate", images)
 
 
-def _calibration_images(config: Config, sizes: _Sizes) -> int:
+def _calibration_images(config: Config, sizes: Sizes) -> int:
     """Examples of one pass: of the validation split, or of all clients that calibrate."""
     sparse = config.sparse
     if sparse.source == "validation" or config.federated.clients is None:

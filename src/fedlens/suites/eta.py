@@ -1,19 +1,46 @@
-"""Progress of a suite and the time left: seconds ≈ overhead + rate × cost, for each run.
+"""Progress of a suite and the time left: seconds ≈ overhead + Σ over kinds of steps of c · cost.
 
-A run's cost comes from its config (cost.py); the rate, in seconds per unit of cost, is measured on
-the runs of this session, finished or active.
+Costs come from configs, in seconds if steps were timed. The factor c of each kind is learned from
+the jobs of this session, finished or active: Lucy's iteration for Poisson counts (1974), drawn
+towards the factor of all kinds together where a kind was hardly seen.
 """
 
+import heapq
 import logging
+import math
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.cost import OVERHEAD_S
 
 log = logging.getLogger(__name__)
+
+PRIOR = 0.02  # of the whole suite's cost: how much a kind must do until its own factor counts half
+ITERATIONS = 30
+
+Costs = Mapping[Hashable, float]  # kind of step → cost
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The cost of a job: `own` is spread over its epochs or rounds, `first` comes before them."""
+
+    own: Costs
+    first: Costs = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return math.fsum((*self.own.values(), *self.first.values()))
+
+    def between(self, begin: float, end: float) -> dict[Hashable, float]:
+        """What is done between two fractions of the epochs; what comes first, if begin is 0."""
+        share = {kind: cost * (end - begin) for kind, cost in self.own.items()}
+        for kind, cost in self.first.items() if not begin else ():
+            share[kind] = share.get(kind, 0.0) + cost
+        return share
 
 
 @dataclass(frozen=True)
@@ -27,23 +54,38 @@ class ActiveRun:
         return self.folder.position()
 
 
+@dataclass(frozen=True)
+class Observed:
+    """So many seconds were spent on these costs."""
+
+    seconds: float
+    costs: Costs
+
+
 class Eta:
     """Is notified when jobs start and end; any thread may ask for the state and the time left."""
 
     def __init__(
-        self, costs: Mapping[str, float], totals: Mapping[str, int], *, jobs: int = 1
+        self,
+        parts: Mapping[str, Parts],
+        totals: Mapping[str, int],
+        *,
+        jobs: int = 1,
+        in_seconds: bool = False,
     ) -> None:
-        """`costs` maps the label of each job to its cost, `totals` to its epochs or rounds.
+        """`parts` maps the label of each job to its cost, `totals` to its epochs or rounds.
 
-        `jobs` is how many are carried out at a time.
+        `jobs` is how many are carried out at a time. `in_seconds`: costs are seconds, as timed, so
+        the time left is known before anything has finished.
         """
-        self.costs = costs
+        self.parts = parts
         self.totals = totals
         self.jobs = jobs
+        self.in_seconds = in_seconds
         self.finished = 0
         self.running: dict[str, ActiveRun] = {}
-        self._waiting = dict.fromkeys(costs)
-        self._seconds = self._cost = 0.0  # of finished jobs, without overhead
+        self._waiting = dict.fromkeys(parts)
+        self._observed: list[Observed] = []
         self._lock = threading.Lock()
 
     def start(self, label: str, folder: RunFolder) -> None:
@@ -54,14 +96,24 @@ class Eta:
             self.running[label] = run
 
     def end(self, label: str, *, failed: bool = False) -> None:
-        """A failed job did only a part of its work: the rate is not measured on it."""
+        """A failed job did only a part of its work: nothing is learned from it."""
         with self._lock:
             run = self.running.pop(label)
             self.finished += 1
-            if failed:
-                return
-            self._seconds += max(0.0, time.monotonic() - run.started_at - OVERHEAD_S)
-            self._cost += self.costs[label] * (1 - self._fraction(run, run.done_before))
+            if not failed:
+                self._observed.append(self._observation(run, 1.0))
+
+    def leave_out(self, labels: Iterable[str]) -> None:
+        """Jobs that will not be carried out, such as the analyses of a failed run."""
+        with self._lock:
+            for label in labels:
+                self._waiting.pop(label, None)
+
+    @property
+    def count(self) -> int:
+        """Of all jobs but those left out."""
+        with self._lock:
+            return self.finished + len(self.running) + len(self._waiting)
 
     def active(self) -> list[tuple[str, int, int]]:
         """Label, epochs or rounds done, and their total, of all jobs that run now."""
@@ -73,20 +125,89 @@ class Eta:
         """None before anything was measured."""
         with self._lock:
             runs, waiting = list(self.running.values()), list(self._waiting)
-            seconds, cost = self._seconds, self._cost
+            observed = list(self._observed)
         fractions = {run.label: self._fraction(run, run.done()) for run in runs}
-        for run in runs:
-            progress = fractions[run.label] - self._fraction(run, run.done_before)
-            if progress > 0:
-                seconds += max(0.0, time.monotonic() - run.started_at - OVERHEAD_S)
-                cost += self.costs[run.label] * progress
-        if cost <= 0:
+        observed += [
+            self._observation(run, fractions[run.label])
+            for run in runs
+            if fractions[run.label] > self._fraction(run, run.done_before)
+        ]
+        if not self.in_seconds and not any(one.costs for one in observed):
             return None
-        rate = seconds / cost
-        to_start = sum(OVERHEAD_S + rate * self.costs[label] for label in waiting)
-        to_finish = [rate * self.costs[label] * (1 - done) for label, done in fractions.items()]
-        return max([(to_start + sum(to_finish)) / self.jobs, *to_finish])
+        factors = Factors(observed, self._prior_weight(), default=1.0 if self.in_seconds else None)
+        active = [self._rest(run, fractions[run.label], factors) for run in runs]
+        later = [OVERHEAD_S + factors.seconds(self.parts[label].between(0, 1)) for label in waiting]
+        return makespan(later, self.jobs, active)
+
+    def _rest(self, run: ActiveRun, done: float, factors: "Factors") -> float:
+        """Seconds left of an active job; before its first epoch it is known by the clock alone."""
+        before = self._fraction(run, run.done_before)
+        rest = factors.seconds(self.parts[run.label].between(max(done, 1e-9), 1))
+        if done > before:
+            return rest
+        whole = OVERHEAD_S + factors.seconds(self.parts[run.label].between(before, 1))
+        # An analysis has no epochs: where it takes longer than predicted, a little is left.
+        spent = time.monotonic() - run.started_at
+        least = rest if self.totals.get(run.label) else 0.05 * whole
+        return max(least, whole - spent)
+
+    def _observation(self, run: ActiveRun, done: float) -> Observed:
+        spent = max(0.0, time.monotonic() - run.started_at - OVERHEAD_S)
+        before = self._fraction(run, run.done_before)
+        return Observed(spent, self.parts[run.label].between(before, done))
+
+    def _prior_weight(self) -> float:
+        return PRIOR * math.fsum(part.total for part in self.parts.values())
 
     def _fraction(self, run: ActiveRun, done: int) -> float:
         total = self.totals.get(run.label, 0)
         return min(1.0, done / total) if total else 0.0
+
+
+class Factors:
+    """Seconds per unit of cost, for each kind of step.
+
+    The prior of every kind is the factor of all together, worth `weight` units of cost.
+    """
+
+    def __init__(
+        self, observed: Sequence[Observed], weight: float, *, default: float | None = None
+    ) -> None:
+        """`default` is expected of kinds in general before much was observed."""
+        seconds = math.fsum(one.seconds for one in observed)
+        costs: dict[Hashable, float] = {}
+        for one in observed:
+            for kind, cost in one.costs.items():
+                costs[kind] = costs.get(kind, 0.0) + cost
+        total = math.fsum(costs.values())
+        expected = 0.0 if default is None else weight
+        self.mean = (seconds + expected * (default or 0.0)) / max(total + expected, 1e-300)
+        self.of = dict.fromkeys(costs, self.mean)
+        for _ in range(ITERATIONS if len(costs) > 1 else 0):
+            self.of = self._iterated(observed, costs, weight)
+
+    def _iterated(
+        self, observed: Sequence[Observed], costs: Costs, weight: float
+    ) -> dict[Hashable, float]:
+        """Each job's seconds are divided among its kinds as the factors say, then summed anew."""
+        given = dict.fromkeys(costs, weight * self.mean)
+        for one in observed:
+            predicted = self.seconds(one.costs)
+            for kind, cost in one.costs.items() if predicted else ():
+                given[kind] += one.seconds * self.of[kind] * cost / predicted
+        return {kind: given[kind] / max(costs[kind] + weight, 1e-300) for kind in costs}
+
+    def seconds(self, costs: Costs) -> float:
+        return math.fsum(self.of.get(kind, self.mean) * cost for kind, cost in costs.items())
+
+
+def makespan(durations: Sequence[float], at_once: int, active: Sequence[float] = ()) -> float:
+    """When the last job ends, if each begins in turn as soon as one of `at_once` places is free.
+
+    `active` are the rests of jobs that run now, each in a place of its own.
+    """
+    places = [*active, *[0.0] * max(0, at_once - len(active))]
+    heapq.heapify(places)
+    for seconds in durations:
+        heapq.heapreplace(places, places[0] + seconds)
+    return max(places, default=0.0)

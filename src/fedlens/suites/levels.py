@@ -13,9 +13,9 @@ from typing import Any
 
 from fedlens.config.checks import check
 from fedlens.config.schema import Config, rounds
-from fedlens.registry import RowSettings
+from fedlens.registry import RowSettings, backbone
 from fedlens.suites.budget_rules import Level
-from fedlens.suites.cost import steps_per_epoch, units
+from fedlens.suites.cost import own_resolution, steps_per_epoch, units
 from fedlens.suites.suite import Cell, with_overrides
 
 
@@ -39,7 +39,7 @@ def setting_text(cells: Sequence[Cell]) -> str:
     configs = [cell.config for cell in cells]
     budgets = [_step_budget(config) for config in configs if config.federated.clients]
     parts = [
-        f"{_range(_own_resolution(config) for config in configs)} px",
+        f"{_range(own_resolution(config) for config in configs)} px",
         f"J × rounds = {_range(budgets)}" if budgets else "",
         f"batch size {_range(config.train.batch_size for config in configs)}",
     ]
@@ -49,7 +49,7 @@ def setting_text(cells: Sequence[Cell]) -> str:
 def _values(config: Config, level: Level, multiple: int) -> dict[str, Any]:
     """The keys that the level changes, and their values."""
     values: dict[str, Any] = {}
-    own = _own_resolution(config)
+    own = own_resolution(config)
     if level.resolution and level.resolution < own:
         values["backbone.resolution"] = _whole_patches(config, level.resolution)
     size = max(1, round(config.train.batch_size * level.batch))
@@ -102,16 +102,14 @@ def _multiples(cells: Sequence[Cell]) -> Mapping[int, int]:
     return steps
 
 
-def _own_resolution(config: Config) -> int:
-    from fedlens.experiments.build import with_resolution
-
-    return int(with_resolution(config).backbone.resolution)
-
-
 def _whole_patches(config: Config, resolution: int) -> int:
-    from fedlens.models import backbones
+    traits = backbone[config.backbone.name].traits
+    if "patch" in traits or "resolution" in traits:
+        patch = int(traits.get("patch", 1))
+    else:
+        from fedlens.models import backbones  # timm knows it
 
-    patch = backbones.find(config.backbone).patch
+        patch = backbones.find(config.backbone).patch
     return max(patch, resolution // patch * patch)
 
 

@@ -1,8 +1,11 @@
 """The runs of a suite: their folders and states, which are unfinished, and how long they take."""
 
+import math
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +18,21 @@ from fedlens.store.run_folder import RunFolder
 from fedlens.suites.cost import (
     OVERHEAD_S,
     PRETRAINING,
+    analysis_work,
     count_shared_once,
+    own_resolution,
+    relative_cost,
     speed_key,
-    total_cost,
     units,
     work_of,
 )
-from fedlens.suites.eta import Eta
+from fedlens.suites.eta import Eta, Parts
 from fedlens.suites.launch import Job
+from fedlens.suites.machines import Machine, Prepared, ThisMachine, Wanted
 from fedlens.suites.suite import Cell
 
 Probe = Callable[[Config, Collection[str]], Mapping[str, float]]  # task → seconds per image
+ConfigWork = tuple[Config, Mapping[str, int]]  # and task → images
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,7 @@ def plan(cells: Sequence[Cell]) -> list[PlannedRun]:
 
 def folder_of(config: Config) -> RunFolder:
     """The folder of the run, whether it exists or not."""
-    if config.backbone.resolution is None:  # timm knows it, or the data
-        from fedlens.experiments.build import with_resolution
-
-        config = with_resolution(config)
+    config = replace(config, backbone=config.backbone.but(resolution=own_resolution(config)))
     return RunFolder(Path(config.run.root) / run_name(config))
 
 
@@ -98,23 +102,168 @@ def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return [run for run in unique_runs(runs) if run.folder.result is None]
 
 
-def eta_of(runs: Sequence[PlannedRun], *, jobs: int) -> Eta:
+@dataclass(frozen=True)
+class PlannedAnalysis:
+    """A `fedlens arithmetic` command for a run, once the run has finished."""
+
+    run: PlannedRun
+    command: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.command}: {self.run.label}"
+
+    @property
+    def words(self) -> list[str]:
+        """Of the command line, behind `fedlens arithmetic`."""
+        name, *options = shlex.split(self.command)
+        return [name, str(self.run.folder.path), *options]
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has a record of such an analysis."""
+        name = shlex.split(self.command)[0]
+        return any(self.run.folder.path.glob(f"arithmetic/{name}*/record.json"))
+
+
+def analyses_of(runs: Sequence[PlannedRun]) -> list[PlannedAnalysis]:
+    """Each analysis once, where several cells request it."""
+    found: dict[tuple[str, ...], PlannedAnalysis] = {}
+    for run in runs:
+        for command in run.cell.analyses:
+            one = PlannedAnalysis(run, command)
+            found.setdefault(tuple(one.words), one)
+    return list(found.values())
+
+
+def eta_of(
+    runs: Sequence[PlannedRun],
+    analyses: Sequence[PlannedAnalysis] = (),
+    *,
+    jobs: int,
+    machine: ThisMachine | None = None,
+) -> Eta:
+    """The time left of runs and then analyses.
+
+    Where `machine` has timed all kinds of steps before, costs are in seconds. Else they are rough,
+    and the time left is not known until something was measured.
+    """
+    if machine is not None and not machine.knows(_wanted(_whole(runs), _of_analyses(analyses))):
+        machine = None
+    parts = {
+        run.label: _parts(run.cell.config, work, machine)
+        for run, work in zip(runs, _works(runs), strict=True)
+    }
+    for analysis in analyses:
+        config = analysis.run.cell.config
+        own = analysis_work(analysis.command, config)
+        parts[analysis.label] = _parts(config, (own, {}), machine)
+    totals = {run.label: run.units for run in runs}
+    return Eta(parts, totals, jobs=jobs, in_seconds=machine is not None)
+
+
+def _parts(
+    config: Config, work: tuple[Mapping[str, int], Mapping[str, int]], machine: Machine | None
+) -> Parts:
+    """Costs by kind of step: of the run's own work, and of what it does first for others too."""
+
+    def costs(images: Mapping[str, int]) -> dict[Any, float]:
+        tasks = [task for task, count in images.items() if count]
+        each = machine(config, tasks) if machine is not None else {}
+        return {
+            _kind(config, task): images[task] * each.get(task, relative_cost(config, task))
+            for task in tasks
+        }
+
+    own, shared = work
+    return Parts(costs(own), costs(shared))
+
+
+def _kind(config: Config, task: str) -> tuple[Any, ...]:
+    """Steps of one kind take about as long as predicted, or all longer, or all shorter."""
+    if task in ("head", "pretrain"):
+        return (task,)
+    model = config.backbone
+    return (task, model.name, model.resolution, config.sparse.density is not None)
+
+
+def _works(
+    runs: Sequence[PlannedRun],
+) -> list[tuple[Mapping[str, int], Mapping[str, int]]]:
+    """Task → images of each run's own work, and of the shared work that it is the first to need."""
+    works = [work_of(run.cell.config) for run in runs]
     done = [PRETRAINING] if any(cache_dir().glob("weights/vit_pico-*.safetensors")) else []
-    images = count_shared_once((work_of(run.cell.config) for run in runs), done=done)
-    costs = {run.label: total_cost(count) for run, count in zip(runs, images, strict=True)}
-    return Eta(costs, {run.label: run.units for run in runs}, jobs=jobs)
+    whole = count_shared_once(works, done=done)
+    return [
+        (work.images, {t: n - work.images.get(t, 0) for t, n in images.items()})
+        for work, images in zip(works, whole, strict=True)
+    ]
 
 
 def estimates(runs: Sequence[PlannedRun], probe: Probe) -> list[float]:
-    """Seconds left of each run; `probe` is called once for each task and speed key."""
-    known: dict[tuple[Any, ...], dict[str, float]] = {}
-    images = count_shared_once(work_of(run.cell.config) for run in runs)
-    seconds = []
-    for run, count in zip(runs, images, strict=True):
-        config = run.cell.config
-        per_image = known.setdefault(speed_key(config), {})
-        if missing := {task for task, images in count.items() if images} - per_image.keys():
-            per_image.update(probe(config, missing))
-        left = 1 - min(1.0, run.folder.position() / run.units) if run.units else 1.0
-        seconds.append(OVERHEAD_S + left * total_cost(count, per_image))
-    return seconds
+    """Seconds left of each run; shared work counts with the first run that needs it.
+
+    A `Machine` is told of all work before it is asked for the first speed.
+    """
+    seconds = _seconds(_whole(runs), probe)
+    for place, run in enumerate(runs):
+        if run.units:
+            seconds[place] *= 1 - min(1.0, run.folder.position() / run.units)
+    return [OVERHEAD_S + one for one in seconds]
+
+
+def analysis_estimates(analyses: Sequence[PlannedAnalysis], probe: Probe) -> list[float]:
+    """Seconds of each analysis."""
+    return [OVERHEAD_S + one for one in _seconds(_of_analyses(analyses), probe)]
+
+
+def remaining_seconds(cells: Sequence[Cell], machine: Machine) -> list[float]:
+    """Of each cell and its analyses; 0 where its run has finished or stands before it."""
+    runs = plan(cells)
+    todo = unfinished(runs)
+    left = dict(zip((run.label for run in todo), estimates(todo, machine), strict=True))
+    analyses = [one for one in analyses_of(runs) if not one.done]
+    for one, seconds in zip(analyses, analysis_estimates(analyses, machine), strict=True):
+        left[one.run.label] = left.get(one.run.label, 0.0) + seconds
+    return [left.pop(run.label, 0.0) for run in runs]
+
+
+def _whole(runs: Sequence[PlannedRun]) -> list[ConfigWork]:
+    """Each run's own work and the shared work that it is the first to need, together."""
+    return [
+        (run.cell.config, {task: own.get(task, 0) + shared[task] for task in shared})
+        for run, (own, shared) in zip(runs, _works(runs), strict=True)
+    ]
+
+
+def _of_analyses(analyses: Sequence[PlannedAnalysis]) -> list[ConfigWork]:
+    configs = [(one.command, one.run.cell.config) for one in analyses]
+    return [(config, analysis_work(command, config)) for command, config in configs]
+
+
+def _wanted(*works: Sequence[ConfigWork]) -> list[Wanted]:
+    return [
+        Wanted(config, task, count * relative_cost(config, task))
+        for config, images in chain(*works)
+        for task, count in images.items()
+        if count
+    ]
+
+
+def _seconds(works: Sequence[ConfigWork], probe: Probe) -> list[float]:
+    wanted = _wanted(works)
+    if isinstance(probe, Prepared):
+        probe.prepare(wanted)
+    known: dict[str, float] = {}
+    for config, task, _ in wanted:
+        key = f"{config.threads} {speed_key(config, task)}"
+        if key not in known:
+            known[key] = probe(config, [task])[task]
+    return [
+        math.fsum(
+            count * known[f"{config.threads} {speed_key(config, task)}"]
+            for task, count in images.items()
+            if count
+        )
+        for config, images in works
+    ]

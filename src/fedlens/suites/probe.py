@@ -3,11 +3,15 @@
 The model and the steps are those of the run; weights and pixels are random, and nothing is stored.
 """
 
+import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
+from statistics import median
 
 import torch
+from torch import nn
 
 from fedlens import rng
 from fedlens.config.compose import row_of
@@ -22,6 +26,7 @@ from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream
 from fedlens.runtime.device import choose_device
+from fedlens.runtime.threads import available, limited_threads
 from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.masks import Masks
 from fedlens.sparse.parameter_groups import maskable
@@ -33,34 +38,59 @@ from fedlens.training.precision import choose as choose_precision
 from fedlens.training.pretrain import Recipe, SumOfParts
 from fedlens.training.step import StepSettings, Tally, local_step
 
-TIMED_S = 1.0  # how long each task is timed
-FIRST_IMAGES = 4  # of the first batch, before the speed is known
-HEAD_S = 2e-6  # per image of a head on cached features: negligible
+TIMED_S = 0.6  # how long a task is timed once it is warm
+FIRST_IMAGES = 2  # of the first batch, before the speed is known
+
+__all__ = ["available", "device_name", "process_bytes", "seconds_per_image"]
 
 Step = Callable[[torch.Tensor], object]  # does its task on the images of an index
 
 
-def seconds_per_image(config: Config, tasks: Collection[str]) -> dict[str, float]:
-    """Task → seconds per image."""
-    steps = _steps(config)
-    if "pretrain" in tasks:
-        steps["pretrain"] = _pretraining()
-    return {"head": HEAD_S} | {task: _timed(*step) for task, step in steps.items() if task in tasks}
+def seconds_per_image(config: Config, task: str, *, threads: int) -> float:
+    """One task of a run, on this machine, with so many threads."""
+    with limited_threads(threads):
+        step, batch_size = _pretraining() if task == "pretrain" else _steps(config)[task]
+        return _timed(step, batch_size)
+
+
+def process_bytes() -> int:
+    """What this process takes, having loaded torch and nothing else."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def device_name(config: Config) -> str:
+    """What the run would compute on."""
+    device = choose_device(config.device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _timed(step: Step, batch_size: int) -> float:
-    """Seconds per image, of batches as large as the time allows; the first one warms up."""
-    few = torch.arange(min(FIRST_IMAGES, batch_size))
-    step(few)
+    """Seconds per image of whole batches, from batches as large as the time allows.
+
+    A batch of n images takes a + b·n. Where even one whole batch would take too long, a and b come
+    from two smaller ones.
+    """
+    few = min(FIRST_IMAGES, batch_size)
+    step(torch.arange(few))  # warms up
+    first = _seconds(step, few)
+    if first > TIMED_S:
+        return first / few
+    many = max(few, min(batch_size, int(few * TIMED_S / first / 2)))
+    started, times = time.perf_counter(), []
+    while not times or time.perf_counter() - started < TIMED_S:
+        times.append(_seconds(step, many))
+    each = median(times)
+    if few < many < batch_size:
+        fixed = min(first, max(0.0, first - few * (each - first) / (many - few)))
+        return (each - fixed) / many + fixed / batch_size
+    return each / many
+
+
+def _seconds(step: Step, images: int) -> float:
     started = time.perf_counter()
-    step(few)
-    each = (time.perf_counter() - started) / len(few)
-    size = max(len(few), min(batch_size, int(TIMED_S / each / 2)))
-    started, images = time.perf_counter(), 0
-    while not images or time.perf_counter() - started < TIMED_S:
-        step(torch.arange(size))
-        images += size
-    return (time.perf_counter() - started) / images
+    step(torch.arange(images))
+    return time.perf_counter() - started
 
 
 def _steps(config: Config) -> dict[str, tuple[Step, int]]:
@@ -137,7 +167,7 @@ def _noise(count: int, classes: int) -> Images:
 
 
 def _model(config: Config, row: backbones.Backbone, resolution: int, classes: int) -> Classifier:
-    backbone = backbones.create(row, resolution=resolution)
+    backbone = _backbone(row, resolution)
     prepare(config, backbone)
     backbone.eval()
     head = heads.linear(backbones.width(backbone), classes, 0)
@@ -147,6 +177,19 @@ def _model(config: Config, row: backbones.Backbone, resolution: int, classes: in
         batch_norm=batch_norm(config),
         linearised=row_of(config, "train.trainable").traits.get("linearised", False),
     )
+
+
+def _backbone(row: backbones.Backbone, resolution: int) -> nn.Module:
+    """With any weights: drawing them as the backbone would takes longer than a step."""
+    if row.patch > 1:  # a ViT, which has parameters only
+        with torch.device("meta"):
+            backbone = row.build(resolution)
+        if not list(backbone.buffers()):
+            backbone.to_empty(device="cpu")
+            for value in backbone.parameters():
+                nn.init.normal_(value, std=0.02)
+            return backbone
+    return backbones.create(row, resolution=resolution)
 
 
 def _masks(config: Config, trained: dict[str, torch.nn.Parameter]) -> Masks:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from fedlens.runtime.progress import LINE_INTERVAL_S, display
+from fedlens.runtime.units import duration_text
 from fedlens.suites.eta import Eta
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def suite_progress(title: str, eta: Eta) -> Iterator[None]:
 
 def summary(title: str, eta: Eta) -> str:
     """One line: jobs done of all, the time left, and the position of every active one."""
-    state = f"{title}: {eta.finished} of {len(eta.costs)} done"
+    state = f"{title}: {eta.finished} of {eta.count} done"
     active = [
         f"{label}: {done} of {total}" if total else label for label, done, total in eta.active()
     ]
@@ -60,11 +61,11 @@ def _repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
 
 def _bars(title: str, eta: Eta, progress: Progress) -> Callable[[], None]:
     bars: dict[str, TaskID] = {}
-    suite = progress.add_task(title, total=len(eta.costs), left="")
+    suite = progress.add_task(title, total=eta.count, left="")
 
     def update() -> None:
         left = time_left_text(eta.seconds_left())
-        progress.update(suite, completed=eta.finished, left=left)
+        progress.update(suite, completed=eta.finished, total=eta.count, left=left)
         active = {label: (done, total) for label, done, total in eta.active()}
         for label in bars.keys() - active.keys():
             progress.remove_task(bars.pop(label))
@@ -81,7 +82,4 @@ def time_left_text(seconds: float | None) -> str:
         return "time left not known yet"
     if not seconds:
         return "nothing left"
-    if seconds < 60:
-        return "less than a minute left"
-    minutes = round(seconds / 60)
-    return f"about {minutes} min left" if minutes < 120 else f"about {minutes / 60:.1f} h left"
+    return "less than a minute left" if seconds < 60 else f"about {duration_text(seconds)} left"

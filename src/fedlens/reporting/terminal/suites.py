@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -11,11 +11,13 @@ from rich.text import Text
 
 from fedlens.reporting.study.labels import NONE
 from fedlens.reporting.study.statistics import estimate
-from fedlens.runtime.units import duration_text
+from fedlens.runtime.units import duration_text, size_text
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.budget import BudgetPlan
 from fedlens.suites.budget_rules import Level
 from fedlens.suites.suite import SLASH, Cell
+
+MOST_LINES = 40  # of a plan that lists every run
 
 
 def suite_table(runs: Sequence[tuple[Cell, RunFolder]]) -> Table:
@@ -49,11 +51,41 @@ def _over_seeds(folders: Sequence[RunFolder]) -> RenderableType:
     return text + (f" ({accuracy.count}{of_all} seed{plural})" if few else "")
 
 
-def plan_table(runs: Iterable[tuple[str, str, str, float | None]]) -> Table:
-    """Runs with their state, their length and the seconds they may take."""
-    table = Table("run", "state", "length", "minutes", box=None, pad_edge=False)
-    for label, state, length, seconds in runs:
-        table.add_row(label, state, length, NONE if seconds is None else f"{seconds / 60:.1f}")
+@dataclass(frozen=True)
+class PlannedLine:
+    """A planned run: its state, its length, and the seconds it may take if it is not finished."""
+
+    cell: Cell
+    state: str
+    units: int
+    unit: str
+    seconds: float | None
+
+    @property
+    def length(self) -> str:
+        return f"{self.units} {self.unit}"
+
+
+def plan_table(lines: Sequence[PlannedLine]) -> Table:
+    """Every run on a line, or where there are many, every row of the suite."""
+    if len(lines) <= MOST_LINES:
+        table = _table("run", "state", "length", "time")
+        for one in lines:
+            label = f"{one.cell.label}, seed {one.cell.config.seed}"
+            table.add_row(label, one.state, one.length, _time([one]))
+        return table
+    table = _table("row", "runs", "seeds", "to do", "length", "time")
+    for section in dict.fromkeys(one.cell.section for one in lines):
+        of_section = [one for one in lines if one.cell.section == section]
+        if section:
+            table.add_row(Text(section, style="bold"), *[""] * 4, _time(of_section))
+        for row in dict.fromkeys(one.cell.row for one in of_section):
+            of_row = [one for one in of_section if one.cell.row == row]
+            label = f"  {row}" if section else row
+            seeds = len({one.cell.config.seed for one in of_row})
+            todo = sum(one.seconds is not None for one in of_row)
+            table.add_row(label, str(len(of_row)), str(seeds), str(todo), _length(of_row),
+                          _time(of_row))  # fmt: skip
     return table
 
 
@@ -113,3 +145,45 @@ def _by_part(cells: Sequence[Cell], seconds: Sequence[float]) -> dict[str, _Runs
         )
         for part, runs in found.items()
     }
+
+
+def estimate_text(
+    runs: int, todo: int, analyses: int, seconds: float, at_once: int, memory: Mapping[str, int]
+) -> str:
+    """What is to do, how long it may take, and the memory of the largest run by its label."""
+    if not todo and not analyses:
+        return f"All {runs} runs have finished."
+    more = f" and {analyses} analyses" if analyses else ""
+    pace = "one at a time" if at_once == 1 else f"{at_once} at a time"
+    text = f"{todo} of {runs} runs{more} to do: about {duration_text(seconds)}, {pace}"
+    if not memory:
+        return f"{text}."
+    largest = max(memory, key=lambda label: memory[label])
+    together = ""
+    if at_once > 1 and len(memory) > 1:
+        most = sum(sorted(memory.values())[-at_once:])
+        together = f", {size_text(most)} for {min(at_once, len(memory))} together"
+    most_text = f"at most {size_text(memory[largest])} of memory in the largest run"
+    return f"{text}; {most_text}{together}: {largest}."
+
+
+def _table(label: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(label, overflow="fold")
+    for name in others:
+        numeric = name not in ("state", "length")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "state")
+    return table
+
+
+def _length(lines: Sequence[PlannedLine]) -> str:
+    """500 rounds, or 125 to 2000 rounds where the columns differ."""
+    lengths = sorted({one.units for one in lines})
+    if len(lengths) == 1 or len({one.unit.rstrip("s") for one in lines}) > 1:
+        return lines[0].length
+    return f"{lengths[0]} to {lengths[-1]} {lines[0].unit.rstrip('s')}s"
+
+
+def _time(lines: Sequence[PlannedLine]) -> str:
+    seconds = [one.seconds for one in lines if one.seconds is not None]
+    return duration_text(sum(seconds)) if seconds else NONE

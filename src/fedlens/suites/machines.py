@@ -1,0 +1,442 @@
+"""How long an image takes on a machine, and how much memory a run: on this one, or on a known one.
+
+Here a step of each kind is timed, the kinds with most work first, until the time for it is over;
+the others follow by arithmetic, seconds ∝ FLOPs. Elsewhere, seconds = FLOPs / (peak × utilisation).
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from fedlens.config.schema import Config
+from fedlens.errors import FedlensError, suggest
+from fedlens.files import cache_dir, write_json
+from fedlens.runtime.units import size_text
+from fedlens.suites.calculator import Calculator
+from fedlens.suites.cost import HEAD_S, Count, batch_of, count_key, speed_key
+from fedlens.suites.memory import counted_tasks, peak_memory
+
+log = logging.getLogger(__name__)
+
+TIMING_S = 8.0  # for all kinds of steps together
+PATIENCE_S = 16.0  # after which nothing more is timed, since the command began
+PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cannot be measured
+CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
+FORMAT = 2  # of the cache's file: another number makes a new one
+
+
+class Wanted(NamedTuple):
+    """A task of a run, and a rough measure of how much of it there is."""
+
+    config: Config
+    task: str
+    share: float
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A source of speeds that is told of all work before it is asked for the first one."""
+
+    def prepare(self, wanted: Sequence[Wanted]) -> None:
+        """What is most of the work is timed first."""
+        ...
+
+
+class Machine(Prepared, Protocol):
+    """What estimates need to know of a machine; calling it gives task → seconds per image."""
+
+    memory: int | None  # bytes of main memory, or of the GPU's; None: not known
+
+    def __call__(self, config: Config, tasks: Collection[str]) -> Mapping[str, float]: ...
+
+    def peak_memory(self, config: Config) -> int: ...
+
+    def sentence(self) -> str:
+        """How its figures were obtained."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownMachine:
+    """Peak rates as its maker states them, and the share of them that training reaches."""
+
+    name: str
+    label: str
+    single: float  # FLOP/s in float32
+    half: float  # FLOP/s in half precision, where it has it; else as in float32
+    half_name: str
+    bandwidth: float  # bytes/s of its memory
+    memory: int  # bytes
+    utilisation: float  # of the peak in float32
+    half_utilisation: float
+    gpu: bool
+    measured: str = ""  # where the utilisation comes from; "": it is assumed
+
+
+KNOWN = {
+    one.name: one
+    for one in (
+        KnownMachine("t4", "NVIDIA T4", 8.1e12, 65e12, "float16", 320e9, 16 * 10**9, 0.5, 0.25,
+                     gpu=True),
+        KnownMachine("a100", "NVIDIA A100 40 GB", 19.5e12, 312e12, "bfloat16", 1555e9, 40 * 10**9,
+                     0.6, 0.25, gpu=True),
+        KnownMachine("cpu2", "2 CPU cores with AVX2", 150e9, 150e9, "bfloat16", 20e9, 8 * 10**9,
+                     0.4, 0.4, gpu=False),
+        KnownMachine("cpu8", "8 CPU cores with AVX2", 600e9, 600e9, "bfloat16", 40e9, 32 * 10**9,
+                     0.35, 0.35, gpu=False),
+    )
+}  # fmt: skip
+
+
+def known_machine(name: str) -> KnownMachine:
+    if name not in KNOWN:
+        raise FedlensError(f"--on {name} is not a known machine: {suggest(name, KNOWN)}")
+    return KNOWN[name]
+
+
+class _Counts:
+    """Counts of tasks, and the memory that follows from them; kept on disk."""
+
+    def __init__(self, calculator: Calculator) -> None:
+        self.calculator = calculator
+        self.kept = _Kept()
+
+    def count(self, config: Config, task: str) -> Count:
+        key = count_key(config, task)
+        if (stored := self.kept.read("counts", key)) is not None:
+            return Count(**stored)
+        counted: Count = self.calculator.call("counts", "count", config, task)
+        self.kept.write("counts", key, asdict(counted))
+        return counted
+
+    def peak_memory(self, config: Config, *, gpu: bool) -> int:
+        counts = {task: self.count(config, task) for task in counted_tasks(config)}
+        if gpu:
+            return peak_memory(config, counts, CUDA_CONTEXT, on_device=True)
+        return peak_memory(config, counts, self._process())
+
+    def _process(self) -> int:
+        stored = self.kept.read("process", "bytes")
+        if stored is None:
+            stored = PROCESS
+            if self.calculator.separate and sys.platform == "linux":
+                stored = self.calculator.call("probe", "process_bytes")
+                self.kept.write("process", "bytes", stored)
+        return int(stored)
+
+
+class Elsewhere:
+    """A machine of the table: nothing is timed."""
+
+    def __init__(self, row: KnownMachine, calculator: Calculator) -> None:
+        self.row = row
+        self.memory: int | None = row.memory
+        self.counts = _Counts(calculator)
+        self._largest: tuple[float, Config] | None = None
+
+    def prepare(self, wanted: Sequence[Wanted]) -> None:
+        if wanted:
+            first = max(wanted, key=lambda one: one.share)
+            self._largest = (first.share, first.config)
+
+    def __call__(self, config: Config, tasks: Collection[str]) -> dict[str, float]:
+        return {task: self._seconds(config, task) for task in tasks}
+
+    def _seconds(self, config: Config, task: str) -> float:
+        """The slower of arithmetic and memory; memory moves what a step has alive several times."""
+        if task == "head":
+            return HEAD_S
+        counted, row = self.counts.count(config, task), self.row
+        half = config.train.precision == "amp"
+        rate = row.half * row.half_utilisation if half else row.single * row.utilisation
+        images = batch_of(config, task)
+        passes = 1.0 if task == "evaluate" else 3.0
+        moved = passes * counted.peak / images * (0.5 if half else 1.0)
+        weights = 4 * counted.parameters * (3 if task == "calibrate" else 5 / images)
+        return max(counted.flops / rate, (moved + weights) / row.bandwidth)
+
+    def peak_memory(self, config: Config) -> int:
+        return self.counts.peak_memory(config, gpu=self.row.gpu)
+
+    def sentence(self) -> str:
+        row = self.row
+        config = self._largest[1] if self._largest else None
+        half = config is not None and config.train.precision == "amp"
+        rate, precision, share = (
+            (row.half, row.half_name, row.half_utilisation)
+            if half
+            else (row.single, "float32", row.utilisation)
+        )
+        counted = ""
+        if config is not None:
+            flops = self.counts.count(config, "evaluate").flops
+            counted = f"{flops / 1e9:.3g} GFLOP per image forward, "
+        origin = f"measured on {row.measured}" if row.measured else "assumed"
+        return (
+            f"{'Computed' if not row.measured else 'Computed from a measured rate'} for {row.label}"
+            f": {counted}{_rate_text(rate)} peak in {precision}, {share:.0%} {origin}; "
+            f"{size_text(row.bandwidth)}/s and {size_text(row.memory)} of memory."
+        )
+
+
+class ThisMachine:
+    """Steps are timed here, in a bounded time, and remembered for the next command."""
+
+    def __init__(
+        self,
+        calculator: Calculator,
+        *,
+        at_once: int = 1,
+        seconds: float = TIMING_S,
+        began: float | None = None,
+    ) -> None:
+        """`at_once` runs share the cores.
+
+        `seconds` are for timing; less remains where `began`, by the monotonic clock, is long ago.
+        """
+        self.counts = _Counts(calculator)
+        self.kept = self.counts.kept
+        self.at_once = at_once
+        self.memory: int | None = _memory()
+        self.busy = _load() > _cores()
+        self.timed: dict[tuple[str, str], tuple[Config, str, float]] = {}
+        self.remembered: set[tuple[str, str]] = set()
+        self.derived: dict[tuple[str, str], float] = {}
+        self._seconds_left = seconds
+        self._deadline = (time.monotonic() if began is None else began) + PATIENCE_S
+
+    @property
+    def threads(self) -> int:
+        """Of one run."""
+        key = f"{_cores()} {os.environ.get('OMP_NUM_THREADS', '')}"
+        stored = self.kept.read("threads", key)
+        if stored is None:
+            stored = self.counts.calculator.call("probe", "available")
+            self.kept.write("threads", key, stored)
+        return max(1, int(stored) // self.at_once)
+
+    def knows(self, wanted: Sequence[Wanted]) -> bool:
+        """Whether all of it was timed before, so that nothing is timed or derived now."""
+        if "threads" not in self.kept.content:
+            return False
+        kinds = {self._key(one.config, one.task): one for one in wanted if one.task != "head"}
+        return all(self._recall(key, one) for key, one in kinds.items())
+
+    def prepare(self, wanted: Sequence[Wanted]) -> None:
+        kinds: dict[tuple[str, str], Wanted] = {}
+        for one in wanted:
+            if one.task == "head":
+                continue
+            key = self._key(one.config, one.task)
+            before = kinds.get(key)
+            kinds[key] = one._replace(share=one.share + (before.share if before else 0.0))
+        ordered = sorted(kinds.items(), key=lambda item: -item[1].share)
+        missing = [(key, one) for key, one in ordered if not self._recall(key, one)]
+        for number, (key, one) in enumerate(missing, start=1):
+            if not self._may_time():
+                break
+            log.info("timing %s (%d of %d)", _kind(one.config, one.task), number, len(missing))
+            self._time(key, one.config, one.task)
+        self.kept.save()
+
+    def __call__(self, config: Config, tasks: Collection[str]) -> dict[str, float]:
+        return {task: self._seconds(config, task) for task in tasks}
+
+    def _seconds(self, config: Config, task: str) -> float:
+        if task == "head":
+            return HEAD_S
+        key = self._key(config, task)
+        if key in self.derived:
+            return self.derived[key]
+        if key not in self.timed and not self._recall(key, Wanted(config, task, 0.0)):
+            if self._may_time():
+                self._time(key, config, task)
+                self.kept.save()
+            else:
+                self.derived[key] = self._derive(config, task)
+                self.kept.save()
+                return self.derived[key]
+        return self.timed[key][2]
+
+    def peak_memory(self, config: Config) -> int:
+        found = self.counts.peak_memory(config, gpu=self._device(config) not in ("cpu", "mps"))
+        self.kept.save()
+        return found
+
+    def sentence(self) -> str:
+        new, before = len(self.timed) - len(self.remembered), len(self.remembered)
+        earlier = f" ({before} of them earlier)" if new and before else " (earlier)" * (before > 0)
+        text = f"Kinds of steps that were timed on this machine: {len(self.timed)}{earlier}"
+        if self.derived:
+            text += f"; computed from these by their FLOPs: {len(self.derived)}"
+        if self.busy:
+            text += (
+                f". The machine is busy (load {_load():.1f} on {_cores()} cores): without that, "
+                "runs are faster"
+            )
+        return f"{text}."
+
+    def _key(self, config: Config, task: str) -> tuple[str, str]:
+        threads = config.threads or self.threads
+        return f"{self._device(config)}, {threads} threads", speed_key(config, task)
+
+    def _device(self, config: Config) -> str:
+        """Without a driver of a GPU it is the CPU; else torch knows."""
+        accelerated = Path("/dev/nvidiactl").exists() or sys.platform in ("darwin", "win32")
+        if config.device == "cpu" or (config.device == "auto" and not accelerated):
+            return "cpu"
+        stored = self.kept.read("devices", config.device)
+        if stored is None:
+            stored = self.counts.calculator.call("probe", "device_name", config)
+            self.kept.write("devices", config.device, stored)
+        return str(stored)
+
+    def _recall(self, key: tuple[str, str], one: Wanted) -> bool:
+        """What was timed on a busy machine is timed again once it is not."""
+        if key in self.timed:
+            return True
+        stored = self.kept.read("seconds", " ".join(key))
+        if stored is None or (stored["busy"] and not self.busy):
+            return False
+        self.timed[key] = (one.config, one.task, float(stored["each"]))
+        self.remembered.add(key)
+        return True
+
+    def _may_time(self) -> bool:
+        """At least one kind is timed, whatever it takes: the others are derived from it."""
+        return not self.timed or (self._seconds_left > 0 and time.monotonic() < self._deadline)
+
+    def _time(self, key: tuple[str, str], config: Config, task: str) -> None:
+        self.counts.calculator.call("probe", "available")  # the process has loaded torch then
+        started = time.monotonic()
+        threads = config.threads or self.threads
+        each = self.counts.calculator.call(
+            "probe", "seconds_per_image", config, task, threads=threads
+        )
+        self._seconds_left -= time.monotonic() - started
+        self.timed[key] = (config, task, each)
+        self.kept.write("seconds", " ".join(key), {"each": each, "busy": self.busy})
+
+    def _derive(self, config: Config, task: str) -> float:
+        """From the nearest kind that was timed: by task, then by backbone, then by FLOPs."""
+        flops = self.counts.count(config, task).flops
+
+        def distance(one: tuple[Config, str, float]) -> tuple[bool, bool, float]:
+            other, other_task, _ = one
+            ratio = flops / self.counts.count(other, other_task).flops
+            return (
+                other_task != task,
+                other.backbone.name != config.backbone.name,
+                abs(math.log(ratio)),
+            )
+
+        other, other_task, each = min(self.timed.values(), key=distance)
+        return each * flops / self.counts.count(other, other_task).flops
+
+
+def remembers_speeds() -> bool:
+    """Whether steps were timed on this machine before."""
+    return bool(_Kept().content.get("seconds"))
+
+
+class _Kept:
+    """Facts of this machine in a file of the cache; a damaged file is as good as none."""
+
+    def __init__(self) -> None:
+        self.machine = {
+            "processor": _processor(),
+            "cores": _cores(),
+            "torch": version("torch"),
+            "format": FORMAT,
+        }
+        digest = hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()
+        self.path = cache_dir() / "estimates" / f"{digest[:16]}.json"
+        self.content = self._load()
+        self.changed = False
+
+    def read(self, kind: str, key: str) -> Any:
+        return self.content.get(kind, {}).get(key)
+
+    def write(self, kind: str, key: str, value: Any) -> None:
+        self.content.setdefault(kind, {})[key] = value
+        self.changed = True
+
+    def save(self) -> None:
+        """With what other processes have written in the meantime."""
+        if not self.changed:
+            return
+        for kind, values in self._load().items():
+            self.content[kind] = {**values, **self.content.get(kind, {})}
+        try:
+            write_json(self.path, {"machine": self.machine, **self.content})
+        except FedlensError as error:
+            log.warning("The timings are not kept for the next time: %s", error)
+        self.changed = False
+
+    def _load(self) -> dict[str, dict[str, Any]]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            _check(content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+        return {kind: values for kind, values in content.items() if kind != "machine"}
+
+
+def _check(content: Any) -> None:
+    """Raises where the content cannot be used."""
+    for values in content.values():
+        values.items()
+    for stored in content.get("seconds", {}).values():
+        if not (math.isfinite(stored["each"]) and stored["each"] > 0 and "busy" in stored):
+            raise ValueError
+    for stored in content.get("counts", {}).values():
+        if not stored["flops"] >= 0 or len(stored) != 6:
+            raise ValueError
+
+
+def _kind(config: Config, task: str) -> str:
+    verb = {"train": "training", "evaluate": "evaluation", "calibrate": "calibration"}
+    resolution = config.backbone.resolution
+    at = f" at {resolution} px" if resolution else ""
+    return f"{verb.get(task, 'pretraining')} of {config.backbone.name}{at}"
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate / 1e12:g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:g} GFLOP/s"
+
+
+def _cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _load() -> float:
+    """Processes that compute or wait to, a mean over the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def _memory() -> int | None:
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _processor() -> str:
+    """The model of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
