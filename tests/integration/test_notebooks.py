@@ -29,7 +29,10 @@ SETTING = "{DATA}"
 BUDGET = "{FEW} federated.local_steps=2"
 RULES = "sparse.rounds=1"
 """,
-    "colab_quickstart": f'SUITE = "quick --seeds 1 --only ridge {SMALL} backbone.pretrained=false"',
+    "colab_quickstart": f"""
+SOURCE = ""
+SUITE = "quick --seeds 1 --only ridge {SMALL} backbone.pretrained=false"
+""",
 }
 
 

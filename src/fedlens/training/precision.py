@@ -4,17 +4,20 @@ Some CPUs advertise bfloat16 units whose use kills the process, so half precisio
 a child process, and refused if the child fails.
 """
 
+import math
 import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
 from fedlens.errors import FedlensError, suggest
 
 CHOICES = ("fp32", "amp")
+BACKOFF = math.nextafter(1.0, 0.0)  # a scaler must be able to shrink; in float32, this is 1
 
 _PROBE = """
 import sys, torch
@@ -39,7 +42,12 @@ class Precision:
         """With a fixed loss scale, so that a client's steps do not depend on earlier clients."""
         if self.scaler is None:
             return self
-        fixed = torch.amp.GradScaler(self.device, init_scale=1024.0, growth_interval=2**31 - 1)
+        fixed = torch.amp.GradScaler(
+            self.device,
+            init_scale=1024.0,
+            growth_interval=2**31 - 1,
+            backoff_factor=BACKOFF,
+        )
         return replace(self, scaler=fixed)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -63,8 +71,12 @@ def choose(name: str, device: torch.device) -> Precision:
     return Precision(name, device.type, dtype, scaler)
 
 
+@cache
 def probe(device: str, dtype: torch.dtype) -> str | None:
-    """Why autocast to `dtype` fails on `device`, tried in a child process; None if it works."""
+    """Why autocast to `dtype` fails on `device`, tried in a child process; None if it works.
+
+    The child loads torch, which takes seconds: a suite tries once, not before every run.
+    """
     kind = str(dtype).removeprefix("torch.")
     child = [sys.executable, "-c", _PROBE, device, kind]
     try:
