@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Any, BinaryIO, cast
+from typing import IO, Any
 
 from fedlens import plugins
 from fedlens.errors import FedlensError
@@ -76,13 +76,13 @@ def _call(module: str, function: str, arguments: Any, settings: Any) -> Any:
     return getattr(probe, function)(*arguments, **settings)
 
 
-def _send(stream: BinaryIO, *values: object) -> None:
+def _send(stream: IO[bytes], *values: object) -> None:
     for value in values:
         pickle.dump(value, stream)
     stream.flush()
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The main loop of the other process: one call after another until the stream ends."""
     from fedlens.suites import counts, probe  # noqa: F401  (they load torch, before any request)
 
@@ -103,6 +103,6 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    answers = cast(BinaryIO, os.fdopen(os.dup(1), "wb"))
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what models print must not be among the answers
-    serve(cast(BinaryIO, sys.stdin.buffer), answers)
+    serve(sys.stdin.buffer, answers)

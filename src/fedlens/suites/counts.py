@@ -154,11 +154,11 @@ class _FusedAttention(torch.autograd.Function):
         return tuple(torch.empty_like(saved) for saved in ctx.saved_tensors[:3])
 
 
-class _Live(TorchDispatchMode):
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of all storages that are alive, and their peak; the model's own do not count."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         own: Mapping[str, torch.Tensor] = {
             **dict(model.named_parameters()), **dict(model.named_buffers()),

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
@@ -43,21 +43,16 @@ class Wanted(NamedTuple):
     share: float
 
 
-@runtime_checkable
-class Prepared(Protocol):
-    """A source of speeds that is told of all work before it is asked for the first one."""
-
-    def prepare(self, wanted: Sequence[Wanted]) -> None:
-        """What is most of the work is timed first."""
-        ...
-
-
-class Machine(Prepared, Protocol):
+class Machine(Protocol):
     """What estimates need to know of a machine; calling it gives task → seconds per image."""
 
     memory: int | None  # bytes of main memory, or of the GPU's; None: not known
 
     def __call__(self, config: Config, tasks: Collection[str]) -> Mapping[str, float]: ...
+
+    def prepare(self, wanted: Sequence[Wanted]) -> None:
+        """Is told of all work beforehand: what is most of it is timed first."""
+        ...
 
     def peak_memory(self, config: Config) -> int: ...
 

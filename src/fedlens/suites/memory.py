@@ -45,7 +45,7 @@ def _phases(config: Config, counts: Mapping[str, Count]) -> Iterator[float]:
     size = HALF if config.train.precision == "amp" else 1.0
     features = WEIGHT * model.features * (sizes.train + sizes.validation)
     has_features = on_features(config) or is_fitted(config)
-    kept = WEIGHT * model.parameters + 2 * features * has_features
+    kept: float = WEIGHT * model.parameters + 2 * features * has_features
     entries = _trained_entries(config, model)
     evaluating = size * model.peak
     yield kept + evaluating

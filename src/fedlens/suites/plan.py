@@ -29,7 +29,7 @@ from fedlens.suites.cost import (
 )
 from fedlens.suites.eta import Eta, Parts
 from fedlens.suites.launch import Job
-from fedlens.suites.machines import Machine, Prepared, ThisMachine, Wanted
+from fedlens.suites.machines import Machine, ThisMachine, Wanted
 from fedlens.suites.suite import Cell
 
 Probe = Callable[[Config, Collection[str]], Mapping[str, float]]  # task → seconds per image
@@ -279,8 +279,8 @@ def _wanted(*works: Sequence[ConfigWork]) -> list[Wanted]:
 
 def _seconds(works: Sequence[ConfigWork], probe: Probe) -> list[float]:
     wanted = _wanted(works)
-    if isinstance(probe, Prepared):
-        probe.prepare(wanted)
+    if (prepare := getattr(probe, "prepare", None)) is not None:  # it is a `Machine`
+        prepare(wanted)
     known: dict[str, float] = {}
     for config, task, _ in wanted:
         key = f"{config.threads} {speed_key(config, task)}"
