@@ -113,8 +113,8 @@ def activations(
 
 def memory_order(batch: torch.Tensor) -> tuple[int, ...]:
     """Its dimensions from the slowest to the fastest in memory, after the one of examples."""
-    others = sorted(range(1, batch.ndim), key=lambda one: (-batch.stride(one), one))
-    return (0, *others)
+    strides = batch.stride()
+    return (0, *sorted(range(1, batch.ndim), key=lambda one: strides[one], reverse=True))
 
 
 def as_stored(batch: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:

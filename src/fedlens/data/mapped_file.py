@@ -146,7 +146,7 @@ class MappedFile:
                 f"{values.dtype} {tuple(values.shape)} for {len(part)} rows of {self.dtype} "
                 f"{self.shape}"
             )
-        return memoryview(values.contiguous().view(-1).view(torch.uint8).numpy())
+        return values.contiguous().view(-1).view(torch.uint8).numpy().data
 
     def _reserve(self, remedy: str) -> None:
         """The file in its full length, refused if the disk has no room for it."""
