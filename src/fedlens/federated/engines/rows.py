@@ -180,17 +180,23 @@ def _fastest(
 ) -> tuple[Serial | Parallel, Choice]:
     """First worker processes against one process, then the faster one against its shortcuts."""
     choice = Choice(parallel=False, shortcuts=bool(shortcuts))
-    many = replace(choice, parallel=True)
-    engines = {choice: make(choice), many: make(many)}
-    choice = _faster(engines, clients, MIN_SPEEDUP)
-    if shortcuts is None:
-        shorter = replace(choice, shortcuts=True)
-        engines[shorter] = make(shorter)
-        took = engines[shorter].trainer
-        if took.shortened or took.fused:
-            choice = _faster(engines, clients, MIN_SHORTCUT)
-        else:
-            engines.pop(shorter).close()
+    engines: dict[Choice, Serial | Parallel] = {}
+    try:
+        for one in (choice, replace(choice, parallel=True)):
+            engines[one] = make(one)
+        choice = _faster(engines, clients, MIN_SPEEDUP)
+        if shortcuts is None:
+            shorter = replace(choice, shortcuts=True)
+            engines[shorter] = make(shorter)
+            took = engines[shorter].trainer
+            if took.shortened or took.fused:
+                choice = _faster(engines, clients, MIN_SHORTCUT)
+            else:
+                engines.pop(shorter).close()
+    except BaseException:
+        for engine_ in engines.values():
+            engine_.close()
+        raise
     return engines[choice], choice
 
 
