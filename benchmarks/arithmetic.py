@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+Clock = Callable[[], float]
+
 SIZE = 1536  # of a square product, large enough for the best rate
 REPEATS = 5
 
@@ -20,18 +22,20 @@ def flop_of_step(model: nn.Module, inputs: Tensor) -> int:
     return counter.get_total_flops()
 
 
-def gemm_rate() -> float:
+def gemm_rate(clock: Clock = time.perf_counter) -> float:
     """FLOP per second of a large product in float32, with torch's threads."""
     a, b = torch.randn(2, SIZE, SIZE)
-    return 2 * SIZE**3 / best_seconds(lambda: torch.mm(a, b))
+    return 2 * SIZE**3 / best_seconds(lambda: torch.mm(a, b), clock=clock)
 
 
-def best_seconds(work: Callable[[], object], repeats: int = REPEATS) -> float:
+def best_seconds(
+    work: Callable[[], object], *, clock: Clock = time.perf_counter, repeats: int = REPEATS
+) -> float:
     """The shortest of some times, after one call to warm up."""
     work()
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         work()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return min(seconds)

@@ -4,7 +4,8 @@ The step is that of peers/workload.py: batch 32, SGD with momentum, one thread, 
 process of engine=parallel. Columns: images/s over the plain step's, measured alternately; seconds
 of the first step; the largest difference of any parameter after 4 steps. Settings of a process are
 compared by child processes, alternately. The first table has the rate of matrix products of the
-ViT's shapes through MKL and oneDNN.
+ViT's shapes through MKL and oneDNN. With one thread, seconds are those of the processor, which
+other programs disturb less; first steps are by the clock.
 Run: python benchmarks/step_levers.py [--workloads cnn vit] [--levers NAME ...]
 """
 
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arithmetic import best_seconds, flop_of_step, gemm_rate
+from arithmetic import Clock, best_seconds, flop_of_step, gemm_rate
 from fedlens.federated.client import in_training_layout
 from fedlens.models import class_token
 from fedlens.runtime.allocator import keep_large_blocks
@@ -36,6 +37,7 @@ from side_by_side import compare, print_table, print_verdict
 CHECKED = 4  # steps
 STEPS = {"cnn": 10, "vit": 2}  # in a repeat
 KEPT = {"cnn": ("fused optimizer",), "vit": ("fused optimizer", "class token alone")}
+MAX_REPEATS = 9
 MIN_RATIO = 1.02  # of the kept levers together
 SHAPES = {"qkv": (192, 576), "projection": (192, 192), "mlp in": (192, 768), "mlp out": (768, 192)}
 ROWS = 32 * 17  # tokens of a batch
@@ -236,11 +238,16 @@ def measured(name: str, lever: str) -> tuple[float, list[str]]:
     apart = max((a - b).abs().max().item() for a, b in pairs)
     count = STEPS[name]
     ratio = _ratio(steps_of(faster, count), steps_of(base, count))
+    print(f"{name}, {lever}: {ratio:.3f}", file=sys.stderr, flush=True)
     return ratio, [name, lever, f"{ratio:.3f}", f"{first:.2f}", f"{apart:.1e}"]
 
 
 def _ratio(ours: Callable[[], int], base: Callable[[], int]) -> float:
-    return compare({"lever": ours, "plain": base}, max_repeats=9).ratio
+    return compare({"lever": ours, "plain": base}, max_repeats=MAX_REPEATS, clock=clock()).ratio
+
+
+def clock() -> Clock:
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def in_child(name: str, settings: dict[str, str], threads: int) -> float:
@@ -274,11 +281,11 @@ def print_products() -> None:
         for product in (F.linear, _product):
             for pair in products:
                 work = lambda product=product, pair=pair: [product(*pair) for _ in range(10)]  # noqa: E731
-                rates.append(f"{10 * flop / best_seconds(work) / 1e9:.0f}")
+                rates.append(f"{10 * flop / best_seconds(work, clock=clock()) / 1e9:.0f}")
         rows.append([label, *rates])
     sides = [f"{by} {what}" for by in ("MKL", "oneDNN") for what in ("y", "dx", "dw")]
     print_table(["GFLOP/s", *sides], rows)
-    print(f"a large product: {gemm_rate() / 1e9:.0f} GFLOP/s\n")
+    print(f"a large product: {gemm_rate(clock()) / 1e9:.0f} GFLOP/s\n")
 
 
 def main() -> None:
@@ -289,7 +296,7 @@ def main() -> None:
         one = plain(options.child)
         work = steps_of(one, STEPS[options.child])
         images = work()
-        print(json.dumps(images / best_seconds(work)))
+        print(json.dumps(images / best_seconds(work, clock=clock())))
         return
     print(f"one batch of 32; {options.threads} thread(s)\n")
     print_products()
@@ -304,14 +311,15 @@ def main() -> None:
                 rows.append(row)
         if name == "cnn" and "cohort as one model" in options.levers:
             ratio = _ratio(batched_cohort(name), steps_of(plain(name), 10))
+            figures[f"{name}, cohort as one model"] = ratio
             rows.append([name, "cohort as one model", f"{ratio:.3f}", "", ""])
         rows += environment_rows(name, options.levers, options.threads)
     print_table(["workload", "lever", "ratio", "first step, s", "difference"], rows)
     for name in options.workloads:
         one = plain(name)
         flop = flop_of_step(copy.deepcopy(one.net), one.inputs)
-        seconds = best_seconds(one.step)
-        limit = flop / gemm_rate()
+        seconds = best_seconds(one.step, clock=clock())
+        limit = flop / gemm_rate(clock())
         print(
             f"{name}: {flop / 1e9:.1f} GFLOP a step take at least {1e3 * limit:.0f} ms; the plain "
             f"step takes {1e3 * seconds:.0f} ms, so exact arithmetic allows {seconds / limit:.2f}"

@@ -27,7 +27,7 @@ from fedlens.training.optimizers import Sgd
 
 MIN_SPEEDUP = 1.05  # workers must be so much faster to be chosen over one process
 MIN_SHORTCUT = 1.02  # and a step with shortcuts over the plain one
-PROBE_S = 5.0  # seconds after which a probe is not repeated once more
+PROBE_S, PROBES = 5.0, 12  # a probe is repeated for so long, or so often
 
 log = logging.getLogger(__name__)
 
@@ -180,17 +180,23 @@ def _fastest(
 ) -> tuple[Serial | Parallel, Choice]:
     """First worker processes against one process, then the faster one against its shortcuts."""
     choice = Choice(parallel=False, shortcuts=bool(shortcuts))
-    many = replace(choice, parallel=True)
-    engines = {choice: make(choice), many: make(many)}
-    choice = _faster(engines, clients, MIN_SPEEDUP)
-    if shortcuts is None:
-        shorter = replace(choice, shortcuts=True)
-        engines[shorter] = make(shorter)
-        took = engines[shorter].trainer
-        if took.shortened or took.fused:
-            choice = _faster(engines, clients, MIN_SHORTCUT)
-        else:
-            engines.pop(shorter).close()
+    engines: dict[Choice, Serial | Parallel] = {}
+    try:
+        for one in (choice, replace(choice, parallel=True)):
+            engines[one] = make(one)
+        choice = _faster(engines, clients, MIN_SPEEDUP)
+        if shortcuts is None:
+            shorter = replace(choice, shortcuts=True)
+            engines[shorter] = make(shorter)
+            took = engines[shorter].trainer
+            if took.shortened or took.fused:
+                choice = _faster(engines, clients, MIN_SHORTCUT)
+            else:
+                engines.pop(shorter).close()
+    except BaseException:
+        for engine_ in engines.values():
+            engine_.close()
+        raise
     return engines[choice], choice
 
 
@@ -206,7 +212,7 @@ def _faster(engines: dict[Choice, Serial | Parallel], clients: int, min_speedup:
     start = params.copy(trainer.received())
     seconds: dict[Choice, list[float]] = {first: [], second: []}
     began = time.monotonic()
-    for repeat in range(4):  # the first one warms up
+    for repeat in range(1 + PROBES):  # the first one warms up
         for choice, engine_ in engines.items():
             left = time.monotonic()
             for _ in engine_.updates(start, tasks):
