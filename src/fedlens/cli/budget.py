@@ -25,7 +25,7 @@ class BudgetedStudy:
     """The runs of a plan, and the clock of its budget; a context saves the time it took."""
 
     def __init__(
-        self, plan: "StoredPlan", cells: "Sequence[Cell]", path: Path, request: "Request"
+        self, plan: "StoredPlan", cells: "list[Cell]", path: Path, request: "Request"
     ) -> None:
         self.plan = plan
         self.cells = cells
@@ -112,8 +112,8 @@ def budgeted(
         rough_timer=partial(run_costs, machine=make_machine(at_once, timing=False)),
     )
     print_plan(made, budget, at_once, machine)
-    names = (tuple(map(plan_file.named, some)) for some in (made.cells, made.left_out))
-    new = plan_file.StoredPlan(made.level, budget, *names)
+    kept, left_out = (tuple(map(plan_file.named, some)) for some in (made.cells, made.left_out))
+    new = plan_file.StoredPlan(made.level, budget, kept, left_out)
     if not dry_run:
         new.write(path, request)
         out.print(f"The plan is in {path}.", **PLAIN)

@@ -175,8 +175,8 @@ def suite(
             failed = _carry_out(title, launch_runs, run_jobs, eta, stop, study)
             not_started = [run for run in unfinished(runs) if not run.folder.failure]
             possible = [one for one in analyses if one.run.folder.result is not None]
-            left_out = (*not_started, *(one for one in analyses if one not in possible))
-            eta.leave_out(one.label for one in left_out)
+            eta.leave_out(run.label for run in not_started)
+            eta.leave_out(one.label for one in analyses if one not in possible)
             eta.jobs = at_once if launcher is Launcher.here else 1
             analysis_jobs = [_analysis_job(one) for one in possible]
             failed += _carry_out(f"{title}, analyses", launch_analyses, analysis_jobs, eta, stop)

@@ -4,27 +4,34 @@ With x̂ = norm(x) and the token's query q, scores q·(W_K x̂_j) = (W_Kᵀq)·x
 Σ a_j W_V x̂_j = W_V Σ a_j x̂_j: one row a product instead of one a token, equal up to rounding.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
+from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from fedlens.models.classifier import Classifier
 
 
-class ClassTokenBlock(Block):  # type: ignore[misc]
+class ClassTokenBlock(Block):
     """A block that returns its first token only, as a sequence of one."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
+    ) -> torch.Tensor:
+        if attn_mask is not None or is_causal:
+            raise ValueError("the class token alone attends to all tokens, without a mask")
         token = x[:, 0]
         token = token + self.drop_path1(self.ls1(self._attention(self.norm1(x))))
         token = token + self.drop_path2(self.ls2(self.mlp(self.norm2(token))))
-        return token[:, None]
+        out: torch.Tensor = token[:, None]
+        return out
 
     def _attention(self, x: torch.Tensor) -> torch.Tensor:
         """Of the first token to all. A key's bias adds the same to all scores, so it has no say."""
-        attention = self.attn
+        attention: Any = self.attn
         heads, size, width = attention.num_heads, attention.head_dim, attention.attn_dim
         query_w, key_w, value_w = attention.qkv.weight.split(width)
         query_b, _, value_b = (
@@ -37,22 +44,24 @@ class ClassTokenBlock(Block):  # type: ignore[misc]
         mixed = torch.bmm(shares, x).transpose(0, 1)  # [heads, batch, dim]
         value = torch.bmm(mixed, value_w.view(heads, size, -1).transpose(1, 2))
         value = value.transpose(0, 1).reshape(-1, width)
-        return attention.proj(value if value_b is None else value + value_b)
+        out: torch.Tensor = attention.proj(value if value_b is None else value + value_b)
+        return out
 
 
 def applies(backbone: nn.Module) -> bool:
     """Whether the backbone is a plain vision transformer that reads only its class token."""
     if type(backbone) is not VisionTransformer or not len(backbone.blocks):
         return False
-    block = backbone.blocks[-1]
+    block: Any = backbone.blocks[-1]
     if type(block) is not Block or type(block.attn) is not Attention:
         return False
-    attention = block.attn
+    vit: Any = backbone
+    attention: Any = block.attn
     plain = (attention.q_norm, attention.k_norm, attention.norm)
-    return (
-        backbone.global_pool == "token"
-        and backbone.attn_pool is None
-        and backbone.num_prefix_tokens > 0
+    return bool(
+        vit.global_pool == "token"
+        and vit.attn_pool is None
+        and vit.num_prefix_tokens > 0
         and type(attention.qkv) is nn.Linear
         and attention.gate is None
         and all(type(module) is nn.Identity for module in plain)
@@ -66,7 +75,7 @@ def specialise(model: nn.Module) -> bool:
 
     `model` is a vision transformer or a classifier on one. Parameters and their names stay.
     """
-    backbone = model.backbone if isinstance(model, Classifier) and not model.origin else model
+    backbone: Any = model.backbone if isinstance(model, Classifier) and not model.origin else model
     if not applies(backbone):
         return False
     backbone.blocks[-1].__class__ = ClassTokenBlock

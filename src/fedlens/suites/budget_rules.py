@@ -45,11 +45,11 @@ class Level:
 
 
 def _levels() -> tuple[Level, ...]:
-    rows = [
-        (None, 1, 1, None),
-        (None, "1/2", 1, 10),
-        (None, "1/4", 1, 8),
-        (160, "1/4", 1, 6),
+    rows: list[tuple[int | None, str, str, int | None]] = [
+        (None, "1", "1", None),
+        (None, "1/2", "1", 10),
+        (None, "1/4", "1", 8),
+        (160, "1/4", "1", 6),
         (112, "1/4", "1/2", 5),
         (112, "1/8", "1/2", 4),
         (96, "1/8", "1/4", 3),

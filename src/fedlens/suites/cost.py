@@ -154,18 +154,6 @@ def units(config: Config) -> int:
     return rounds(config) if config.federated.clients else config.train.epochs
 
 
-def own_resolution(config: Config) -> int:
-    """The resolution of the run's images: as the config says, else as the backbone or the data."""
-    if config.backbone.resolution is not None:
-        return int(config.backbone.resolution)
-    traits = backbone[config.backbone.name].traits
-    if "resolution" in traits:
-        return int(traits["resolution"])
-    from fedlens.experiments.build import with_resolution  # timm knows it, or the data
-
-    return int(with_resolution(config).backbone.resolution)
-
-
 def steps_per_epoch(config: Config) -> int:
     """Steps of an epoch of central training."""
     whole = -(-Sizes.of(config).train // config.train.batch_size)

@@ -14,6 +14,7 @@ from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
 from fedlens.files import cache_dir
+from fedlens.registry import backbone
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.budget import RunCost
 from fedlens.suites.cost import (
@@ -21,7 +22,6 @@ from fedlens.suites.cost import (
     PRETRAINING,
     analysis_work,
     count_shared_once,
-    own_resolution,
     relative_cost,
     speed_key,
     units,
@@ -89,6 +89,18 @@ def folder_of(config: Config) -> RunFolder:
     """The folder of the run, whether it exists or not."""
     config = replace(config, backbone=config.backbone.but(resolution=own_resolution(config)))
     return RunFolder(Path(config.run.root) / run_name(config))
+
+
+def own_resolution(config: Config) -> int:
+    """The resolution of the run's images: as the config says, else as the backbone or the data."""
+    if config.backbone.resolution is not None:
+        return int(config.backbone.resolution)
+    traits = backbone[config.backbone.name].traits
+    if "resolution" in traits:
+        return int(traits["resolution"])
+    from fedlens.experiments.build import with_resolution  # timm knows it, or the data
+
+    return int(with_resolution(config).backbone.resolution)
 
 
 def unique_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
