@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from fedlens.config.compose import compose
 from fedlens.runtime.units import size_text
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.calculator import Calculator
-from fedlens.suites.cost import on_features
-from fedlens.suites.machines import KNOWN, ThisMachine
+from fedlens.suites.estimates.calculator import Calculator
+from fedlens.suites.estimates.cost import on_features
+from fedlens.suites.estimates.machines import KNOWN, ThisMachine
 from fedlens.suites.plan import folder_of
 
 SMALL = ["backbone.pretrained=false", "evaluate.test=false", "data.train_per_class=40"]

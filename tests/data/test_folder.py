@@ -15,7 +15,7 @@ from fedlens.data.folder import folder as open_folder
 from fedlens.data.images import Dataset, Images, MappedPixels
 from fedlens.errors import FedlensError
 from fedlens.experiments.local_data import dataset, training_images
-from fedlens.suites.cost import dataset_sizes
+from fedlens.suites.estimates.cost import dataset_sizes
 from tests.data import pictures
 
 

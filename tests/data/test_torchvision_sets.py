@@ -19,7 +19,7 @@ from fedlens.data.known_sizes import TORCHVISION
 from fedlens.data.torchvision_sets import SETS, torchvision
 from fedlens.errors import FedlensError
 from fedlens.registry import dataset
-from fedlens.suites.cost import dataset_sizes
+from fedlens.suites.estimates.cost import dataset_sizes
 from tests.data.pictures import picture
 
 

@@ -10,7 +10,7 @@ from fedlens.cli import suites
 from fedlens.config.compose import load
 from fedlens.config.schema import Config, rounds
 from fedlens.store.run_folder import runs
-from fedlens.suites.machines import Wanted
+from fedlens.suites.estimates.machines import Wanted
 from tests.integration.conftest import TINY, Call
 
 SMALL = [word for word in TINY if not word.startswith("train.")]

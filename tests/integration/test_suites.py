@@ -99,7 +99,7 @@ def test_a_dry_run_writes_nothing_but_its_timings(
     (tmp_path / "cache").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
-        patch.setattr("fedlens.suites.probe.TIMED_S", 0.01)
+        patch.setattr("fedlens.suites.estimates.probe.TIMED_S", 0.01)
         code, out, _ = fedlens("suite", table, *SMALL, "--dry-run", "--jobs", "2")
         _, jobs, _ = fedlens("suite", table, *SMALL, "--dry-run", "--launcher", "slurm")
     assert code == 0

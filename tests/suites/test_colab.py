@@ -12,7 +12,7 @@ from fedlens.config.schema import Config, rounds
 from fedlens.registry import mask_rule
 from fedlens.suites.budget import RESERVE, Phase, in_order
 from fedlens.suites.budget_rules import Level
-from fedlens.suites.cost import count_shared_once, work_of
+from fedlens.suites.estimates.cost import count_shared_once, work_of
 from fedlens.suites.plan import plan, unique_runs
 from fedlens.suites.suite import Cell, find
 

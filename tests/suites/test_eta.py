@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.cost import OVERHEAD_S
+from fedlens.suites.estimates.cost import OVERHEAD_S
 from fedlens.suites.eta import Eta, Factors, Observed, Parts, makespan
 from fedlens.suites.progress import time_left_text
 

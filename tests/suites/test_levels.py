@@ -10,7 +10,7 @@ from fedlens.config.compose import compose
 from fedlens.config.schema import rounds
 from fedlens.errors import FedlensError
 from fedlens.suites.budget_rules import LEVELS, Level, parse, parse_level
-from fedlens.suites.cost import steps_per_epoch, units
+from fedlens.suites.estimates.cost import steps_per_epoch, units
 from fedlens.suites.levels import Cutter, setting_text
 from fedlens.suites.suite import Cell, find
 

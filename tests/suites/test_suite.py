@@ -9,7 +9,7 @@ from fedlens.config.identity import identity, run_name
 from fedlens.config.labels import algorithm
 from fedlens.config.options import options
 from fedlens.errors import FedlensError
-from fedlens.suites.cost import units
+from fedlens.suites.estimates.cost import units
 from fedlens.suites.plan import plan, unique_runs
 from fedlens.suites.suite import Cell, find, only, suites
 

@@ -12,7 +12,7 @@ from fedlens.runtime.units import duration_text, size_text
 if TYPE_CHECKING:
     from fedlens.suites.budget import BudgetPlan
     from fedlens.suites.budget_rules import BudgetRules
-    from fedlens.suites.machines import Machine
+    from fedlens.suites.estimates.machines import Machine
     from fedlens.suites.plan import PlannedRun
     from fedlens.suites.plan_file import Request, StoredPlan
     from fedlens.suites.suite import Cell

@@ -24,10 +24,10 @@ from fedlens.runtime.units import parse_duration, size_text
 
 if TYPE_CHECKING:
     from fedlens.config.schema import Config
-    from fedlens.suites.calculator import Calculator
+    from fedlens.suites.estimates.calculator import Calculator
+    from fedlens.suites.estimates.machines import KnownMachine, Machine
     from fedlens.suites.eta import Eta
     from fedlens.suites.launch import Job, Outcome
-    from fedlens.suites.machines import KnownMachine, Machine
     from fedlens.suites.plan import PlannedAnalysis, PlannedRun
     from fedlens.suites.suite import Cell, Suite
 
@@ -110,8 +110,8 @@ def suite(
     `fedlens suite paper --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1`
     (runs are jobs there; analyses follow one by one in this process)
     """
-    from fedlens.suites.calculator import Calculator
-    from fedlens.suites.machines import ThisMachine, known_machine, remembers_speeds
+    from fedlens.suites.estimates.calculator import Calculator
+    from fedlens.suites.estimates.machines import ThisMachine, known_machine, remembers_speeds
     from fedlens.suites.plan import analyses_of, eta_of, plan, unfinished
     from fedlens.suites.plan_file import Request
     from fedlens.suites.suite import find, suites
@@ -218,7 +218,7 @@ def _machine(
 
     Without `timing`, one kind of step is timed at most, and the others are derived from it.
     """
-    from fedlens.suites.machines import TIMING_S, Elsewhere, ThisMachine
+    from fedlens.suites.estimates.machines import TIMING_S, Elsewhere, ThisMachine
 
     if elsewhere is not None:
         return Elsewhere(elsewhere, calculator)

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.cost import OVERHEAD_S
+from fedlens.suites.estimates.cost import OVERHEAD_S
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from fedlens.config.checks import check
 from fedlens.config.schema import Config, rounds
 from fedlens.registry import RowSettings, backbone
 from fedlens.suites.budget_rules import Level
-from fedlens.suites.cost import steps_per_epoch, units
+from fedlens.suites.estimates.cost import steps_per_epoch, units
 from fedlens.suites.plan import own_resolution
 from fedlens.suites.suite import Cell, with_overrides
 

@@ -17,7 +17,7 @@ from fedlens.files import cache_dir
 from fedlens.registry import backbone
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.budget import RunCost
-from fedlens.suites.cost import (
+from fedlens.suites.estimates.cost import (
     OVERHEAD_S,
     PRETRAINING,
     analysis_work,
@@ -27,9 +27,9 @@ from fedlens.suites.cost import (
     units,
     work_of,
 )
+from fedlens.suites.estimates.machines import Machine, ThisMachine, Wanted
 from fedlens.suites.eta import Eta, Parts
 from fedlens.suites.launch import Job
-from fedlens.suites.machines import Machine, ThisMachine, Wanted
 from fedlens.suites.suite import Cell
 
 Probe = Callable[[Config, Collection[str]], Mapping[str, float]]  # task → seconds per image

@@ -7,8 +7,8 @@ from torch import nn
 from fedlens.config.compose import compose
 from fedlens.data import synthetic
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites import probe
-from fedlens.suites.cost import (
+from fedlens.suites.estimates import probe
+from fedlens.suites.estimates.cost import (
     PRETRAINING_IMAGES,
     RELATIVE_COST,
     SharedWork,

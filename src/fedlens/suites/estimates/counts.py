@@ -25,7 +25,7 @@ from fedlens.experiments.build import prepare
 from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.parameter_groups import maskable
-from fedlens.suites.cost import Count, batch_of, count_key, dataset_sizes
+from fedlens.suites.estimates.cost import Count, batch_of, count_key, dataset_sizes
 from fedlens.training.pretrain import Recipe
 
 BACKWARD = 2.5  # FLOPs of a fused attention's backward pass, in forward passes

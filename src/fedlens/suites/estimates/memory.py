@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping
 
 from fedlens.config.schema import Config, cohort_size
 from fedlens.registry import dataset
-from fedlens.suites.cost import Count, Sizes, dataset_sizes, is_fitted, on_features, work_of
+from fedlens.suites.estimates.cost import (
+    Count,
+    Sizes,
+    dataset_sizes,
+    is_fitted,
+    on_features,
+    work_of,
+)
 
 WEIGHT, SUM, PLACE = 4, 8, 8  # bytes of a weight, of a sum in float64, of a trained entry's index
 RANKING = 64  # bytes of every weight while masks are chosen: scores, their order, the former order

@@ -22,9 +22,9 @@ from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.files import cache_dir, write_json
 from fedlens.runtime.units import size_text
-from fedlens.suites.calculator import Calculator
-from fedlens.suites.cost import HEAD_S, Count, batch_of, count_key, speed_key
-from fedlens.suites.memory import counted_tasks, peak_memory
+from fedlens.suites.estimates.calculator import Calculator
+from fedlens.suites.estimates.cost import HEAD_S, Count, batch_of, count_key, speed_key
+from fedlens.suites.estimates.memory import counted_tasks, peak_memory
 
 log = logging.getLogger(__name__)
 

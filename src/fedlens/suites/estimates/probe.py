@@ -31,7 +31,7 @@ from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.masks import Masks
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.sparse.per_example_gradients import SquaredGradients
-from fedlens.suites.cost import dataset_sizes
+from fedlens.suites.estimates.cost import dataset_sizes
 from fedlens.training.evaluate import evaluate
 from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision

@@ -14,7 +14,7 @@ from typing import IO, Any
 from fedlens import plugins
 from fedlens.errors import FedlensError
 
-COMMAND = [sys.executable, "-m", "fedlens.suites.calculator"]
+COMMAND = [sys.executable, "-m", "fedlens.suites.estimates.calculator"]
 
 
 class Calculator:
@@ -68,10 +68,10 @@ class Calculator:
 
 def _call(module: str, function: str, arguments: Any, settings: Any) -> Any:
     if module == "counts":
-        from fedlens.suites import counts
+        from fedlens.suites.estimates import counts
 
         return getattr(counts, function)(*arguments, **settings)
-    from fedlens.suites import probe
+    from fedlens.suites.estimates import probe
 
     return getattr(probe, function)(*arguments, **settings)
 
@@ -84,7 +84,7 @@ def _send(stream: IO[bytes], *values: object) -> None:
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The main loop of the other process: one call after another until the stream ends."""
-    from fedlens.suites import counts, probe  # noqa: F401  (they load torch, before any request)
+    from fedlens.suites.estimates import counts, probe  # noqa: F401  (they load torch, before any request)
 
     with suppress(EOFError):
         while True:

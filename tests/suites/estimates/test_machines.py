@@ -11,12 +11,12 @@ import pytest
 from fedlens.config.compose import changed, compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.suites import machines, probe
-from fedlens.suites.calculator import Calculator
-from fedlens.suites.cost import Count
-from fedlens.suites.counts import count
-from fedlens.suites.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
-from fedlens.suites.memory import peak_memory
+from fedlens.suites.estimates import machines, probe
+from fedlens.suites.estimates.calculator import Calculator
+from fedlens.suites.estimates.cost import Count
+from fedlens.suites.estimates.counts import count
+from fedlens.suites.estimates.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
+from fedlens.suites.estimates.memory import peak_memory
 from fedlens.suites.suite import find
 
 PICO = ["data=synthetic", "backbone=vit_pico", "backbone.pretrained=false"]
@@ -150,7 +150,7 @@ def test_a_run_takes_the_memory_that_was_predicted(tmp_path: Path) -> None:
 import resource
 from fedlens.experiments.run import start
 from fedlens.config.compose import compose
-from fedlens.suites import counts, memory, probe
+from fedlens.suites.estimates import counts, memory, probe
 process = probe.process_bytes()
 config = compose("centralized", {words!r})
 found = {{task: counts.count(config, task) for task in memory.counted_tasks(config)}}
