@@ -114,6 +114,7 @@ def test_others_get_no_second_seed_before_the_headline_has_three() -> None:
 
     plan = planned(28 / (1 - RESERVE), levels=[Level()], timer=unequal)
     assert seeds(plan) == {"m": 2, "a": 1, "b": 1, "z": 1}
+    assert plan.headline_left_out == 1
 
 
 def test_shared_work_counts_with_the_first_run_that_is_planned() -> None:

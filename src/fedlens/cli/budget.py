@@ -122,19 +122,26 @@ def budgeted(
 
 def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machine") -> None:
     from fedlens.reporting.terminal.suites import budget_table, skipped_table
+    from fedlens.suites.budget import SEEDS
     from fedlens.suites.levels import setting_text
 
     pace = "one run at a time" if at_once == 1 else f"{at_once} runs at a time"
     out.print(
         f"A plan for {duration_text(budget)}, {pace}.\n"
         f"All runs: {setting_text(made.cells)}.\n"
-        f"Cut down from the suite: {made.level.text}.\n",
+        f"Level: {made.level.text}.\n",
         **PLAIN,
     )
     out.print(budget_table(made, at_once))
     if made.skipped:
         out.print()
         out.print(skipped_table(made.skipped))
+    if made.headline_left_out:
+        out.print(
+            f"\nOf the headline with {SEEDS} seeds, {_runs_were(made.headline_left_out, 'run')} "
+            "left out: continue with another budget before you compare its results.",
+            **PLAIN,
+        )
     memory = max(machine.peak_memory(cell.config) for cell in made.cells)
     out.print(
         f"\n{len(made.cells)} runs take about {duration_text(made.total(at_once))}, and at most "

@@ -67,6 +67,7 @@ class BudgetPlan:
     left_out: list[Cell]
     left_out_seconds: list[float]
     skipped: list[tuple[Level, float]]  # better levels, and what headline and first seeds take
+    headline_left_out: int  # how many of the headline's three seeds are left out
 
     def total(self, at_once: int) -> float:
         return makespan(self.seconds, at_once)
@@ -145,6 +146,7 @@ def make(
         [runs[k] for k in left_out],
         seconds[len(kept) :],
         skipped,
+        sum(phases[k] is Phase.HEADLINE for k in left_out),
     )
 
 
