@@ -330,9 +330,14 @@ class ThisMachine:
         self.kept.write("seconds", " ".join(key), {"each": each, "busy": self.busy})
 
     def _derives(self, config: Config, task: str) -> bool:
-        """Whether the speed follows from that of the same task and backbone, timed before."""
+        """Whether the speed follows from that of the same task and backbone, timed before.
+
+        On a busy machine, where loading torch takes long, any task timed by an earlier command is
+        enough.
+        """
+        any_task = self.busy and bool(self.remembered)
         return any(
-            other_task == task and other.backbone.name == config.backbone.name
+            other.backbone.name == config.backbone.name and (any_task or other_task == task)
             for other, other_task, _ in self.timed.values()
         )
 
