@@ -87,9 +87,9 @@ KNOWN = {
         KnownMachine("a100", "NVIDIA A100 40 GB", 19.5e12, 312e12, "bfloat16", 1555e9, 40 * 10**9,
                      0.5, 0.2, gpu=True),
         KnownMachine("cpu2", "2 CPU cores with AVX2", 150e9, 150e9, "bfloat16", 20e9, 8 * 10**9,
-                     0.4, 0.4, gpu=False),
-        KnownMachine("cpu8", "8 CPU cores with AVX2", 600e9, 600e9, "bfloat16", 40e9, 32 * 10**9,
                      0.35, 0.35, gpu=False),
+        KnownMachine("cpu8", "8 CPU cores with AVX2", 600e9, 600e9, "bfloat16", 40e9, 32 * 10**9,
+                     0.3, 0.3, gpu=False),
     )
 }  # fmt: skip
 
