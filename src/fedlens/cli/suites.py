@@ -168,7 +168,7 @@ def suite(
             todo,
             [one for one in analyses if not one.done],
             jobs=at_once,
-            machine=ThisMachine(calculator, at_once=at_once),
+            machine=ThisMachine(calculator, at_once=at_once, seconds=0.0),
         )
         try:
             run_jobs = [run.job(_start) for run in todo]

@@ -44,6 +44,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
     monkeypatch.setattr(probe, "seconds_per_image", seconds_per_image)
     monkeypatch.setattr(machines.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machines, "_load", lambda: 0.0)
     return calls
 
 
@@ -81,17 +82,25 @@ def test_the_kinds_with_most_work_are_timed_first_and_the_rest_derived(
     assert "by their FLOPs: 1" in machine.sentence()
 
 
+def test_little_work_is_not_timed_where_its_speed_follows_from_another(
+    timed: list[tuple[int, str]],
+) -> None:
+    large, small = pico("train.batch_size=16"), pico("train.batch_size=32")
+    machine = ThisMachine(Calculator())
+    machine.prepare([Wanted(large, "train", 99.0), Wanted(small, "train", 1.0)])
+    assert machine(small, ["train"])["train"] == pytest.approx(1e-3, rel=0.05)
+    assert timed == [(16, "train")]
+
+
 def test_what_was_timed_is_remembered_unless_the_file_is_damaged(
     timed: list[tuple[int, str]], tmp_path: Path
 ) -> None:
-    work = wanted(pico("threads=1"))
+    work = wanted(pico())
     for _ in range(2):
         ThisMachine(Calculator()).prepare(work)
     assert len(timed) == 1
-    assert (
-        ThisMachine(Calculator()).knows(work)
-        or "threads" not in ThisMachine(Calculator()).kept.content
-    )
+    assert ThisMachine(Calculator()).knows(work)
+    assert not ThisMachine(Calculator()).knows(wanted(pico("backbone=vit_tiny")))
     (path,) = (tmp_path / "cache" / "estimates").iterdir()
     for damage in ("", "{", "[1]", '{"seconds": {"a": {"each": -1}}}', '{"counts": {"a": 3}}'):
         path.write_text(damage)
@@ -124,7 +133,7 @@ def test_a_known_machine_divides_flops_by_its_rate() -> None:
     assert machine(config, ["train"])["train"] >= least
     half = changed(config, {"train.precision": "amp"})
     assert machine(half, ["train"])["train"] < machine(config, ["train"])["train"]
-    assert "8.1 TFLOP/s peak in float32, 50% assumed" in machine.sentence()
+    assert "8.1 TFLOP/s peak in float32, 40% assumed" in machine.sentence()
     assert machine.sentence().startswith("Computed for NVIDIA T4")
     with pytest.raises(FedlensError, match="not a known machine"):
         known_machine("t5")

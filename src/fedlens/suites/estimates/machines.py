@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 TIMING_S = 8.0  # for all kinds of steps together
 PATIENCE_S = 16.0  # after which nothing more is timed, since the command began
 PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cannot be measured
+LARGE_SHARE = 0.1  # of the work: a kind is timed although its speed follows from another's
 CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
 FORMAT = 2  # of the cache's file: another number makes a new one
 
@@ -81,14 +82,14 @@ class KnownMachine:
 KNOWN = {
     one.name: one
     for one in (
-        KnownMachine("t4", "NVIDIA T4", 8.1e12, 65e12, "float16", 320e9, 16 * 10**9, 0.5, 0.25,
+        KnownMachine("t4", "NVIDIA T4", 8.1e12, 65e12, "float16", 320e9, 16 * 10**9, 0.4, 0.15,
                      gpu=True),
         KnownMachine("a100", "NVIDIA A100 40 GB", 19.5e12, 312e12, "bfloat16", 1555e9, 40 * 10**9,
-                     0.6, 0.25, gpu=True),
+                     0.5, 0.2, gpu=True),
         KnownMachine("cpu2", "2 CPU cores with AVX2", 150e9, 150e9, "bfloat16", 20e9, 8 * 10**9,
-                     0.4, 0.4, gpu=False),
-        KnownMachine("cpu8", "8 CPU cores with AVX2", 600e9, 600e9, "bfloat16", 40e9, 32 * 10**9,
                      0.35, 0.35, gpu=False),
+        KnownMachine("cpu8", "8 CPU cores with AVX2", 600e9, 600e9, "bfloat16", 40e9, 32 * 10**9,
+                     0.3, 0.3, gpu=False),
     )
 }  # fmt: skip
 
@@ -221,11 +222,17 @@ class ThisMachine:
         return max(1, int(stored) // self.at_once)
 
     def knows(self, wanted: Sequence[Wanted]) -> bool:
-        """Whether all of it was timed before, so that nothing is timed or derived now."""
+        """Whether all of it was timed before, or follows from that without loading torch."""
         if "threads" not in self.kept.content:
             return False
         kinds = {self._key(one.config, one.task): one for one in wanted if one.task != "head"}
-        return all(self._recall(key, one) for key, one in kinds.items())
+        missing = [one for key, one in kinds.items() if not self._recall(key, one)]
+        counted = [(config, task) for config, task, _ in self.timed.values()] if missing else []
+        counted += [(one.config, one.task) for one in missing]
+        return all(self._derives(one.config, one.task) for one in missing) and all(
+            self.kept.read("counts", count_key(config, task)) is not None
+            for config, task in counted
+        )
 
     def prepare(self, wanted: Sequence[Wanted]) -> None:
         kinds: dict[tuple[str, str], Wanted] = {}
@@ -237,11 +244,11 @@ class ThisMachine:
             kinds[key] = one._replace(share=one.share + (before.share if before else 0.0))
         ordered = sorted(kinds.items(), key=lambda item: -item[1].share)
         missing = [(key, one) for key, one in ordered if not self._recall(key, one)]
-        for number, (key, one) in enumerate(missing, start=1):
-            if not self._may_time():
-                break
-            log.info("timing %s (%d of %d)", _kind(one.config, one.task), number, len(missing))
-            self._time(key, one.config, one.task)
+        total = sum(one.share for _, one in ordered)
+        for key, one in missing:
+            matters = one.share > LARGE_SHARE * total and not self.busy
+            if self._may_time() and (matters or not self._derives(one.config, one.task)):
+                self._time(key, one.config, one.task)
         self.kept.save()
 
     def __call__(self, config: Config, tasks: Collection[str]) -> dict[str, float]:
@@ -254,13 +261,12 @@ class ThisMachine:
         if key in self.derived:
             return self.derived[key]
         if key not in self.timed and not self._recall(key, Wanted(config, task, 0.0)):
-            if self._may_time():
-                self._time(key, config, task)
-                self.kept.save()
-            else:
+            if self._derives(config, task) or not self._may_time():
                 self.derived[key] = self._derive(config, task)
                 self.kept.save()
                 return self.derived[key]
+            self._time(key, config, task)
+            self.kept.save()
         return self.timed[key][2]
 
     def peak_memory(self, config: Config) -> int:
@@ -313,6 +319,7 @@ class ThisMachine:
 
     def _time(self, key: tuple[str, str], config: Config, task: str) -> None:
         self.counts.calculator.call("probe", "available")  # the process has loaded torch then
+        log.info("timing %s", _kind(config, task))
         started = time.monotonic()
         threads = config.threads or self.threads
         each = self.counts.calculator.call(
@@ -321,6 +328,18 @@ class ThisMachine:
         self._seconds_left -= time.monotonic() - started
         self.timed[key] = (config, task, each)
         self.kept.write("seconds", " ".join(key), {"each": each, "busy": self.busy})
+
+    def _derives(self, config: Config, task: str) -> bool:
+        """Whether the speed follows from that of the same task and backbone, timed before.
+
+        On a busy machine, where loading torch takes long, any task timed by an earlier command is
+        enough.
+        """
+        any_task = self.busy and bool(self.remembered)
+        return any(
+            other.backbone.name == config.backbone.name and (any_task or other_task == task)
+            for other, other_task, _ in self.timed.values()
+        )
 
     def _derive(self, config: Config, task: str) -> float:
         """From the nearest kind that was timed: by task, then by backbone, then by FLOPs."""

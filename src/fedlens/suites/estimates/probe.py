@@ -73,8 +73,10 @@ def _timed(step: Step, batch_size: int) -> float:
     from two smaller ones.
     """
     few = min(FIRST_IMAGES, batch_size)
-    step(torch.arange(few))  # warms up
-    first = min(_seconds(step, few) for _ in range(2))
+    slow = _seconds(step, few) > TIMED_S  # it warms up, too
+    first = _seconds(step, few)
+    if slow:
+        return first / few
     many, each = few, first
     while many < batch_size and each < TIMED_S / 4:
         many = min(batch_size, 4 * many)
