@@ -20,7 +20,7 @@ from fedlens.cli import app
 from fedlens.cli.shared import RUNS
 from fedlens.errors import FedlensError
 from fedlens.reporting.figures.live import live_png
-from fedlens.runtime.shared_machine import wait_without_spinning
+from fedlens.runtime.shared_machine import choose_waiting
 from fedlens.store.run_folder import RunFolder, runs
 
 UPDATE_S = 2.0  # between two pictures
@@ -49,7 +49,7 @@ def fedlens(*arguments: str, live: bool = True) -> None:
 
     An interrupted run is resumed; a finished one is not repeated.
     """
-    wait_without_spinning()  # has an effect unless a cell has loaded torch
+    choose_waiting()  # has an effect unless a cell has loaded torch
     command = typer.main.get_command(app)
     with _live(RUNS) if live else contextlib.nullcontext():
         try:

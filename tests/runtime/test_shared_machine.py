@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fedlens.runtime import shared_machine
-from fedlens.runtime.shared_machine import CHOICES, wait_without_spinning, warn_if_busy
+from fedlens.runtime.shared_machine import CHOICES, SPINS, choose_waiting, warn_if_busy
 
 # Prints what is set when torch is imported, which ends the process: torch itself takes seconds.
 AT_TORCH = """
@@ -39,10 +39,10 @@ def at_torch(then: str, **own: str) -> dict[str, str]:
 
 
 def test_the_program_sets_it_before_torch_is_loaded() -> None:
-    expected: dict[str, str] = {}
-    wait_without_spinning(expected)
-    assert expected
-    assert at_torch(AS_PROGRAM) == expected
+    assert at_torch(AS_PROGRAM) in (
+        {"OMP_WAIT_POLICY": "PASSIVE"},
+        {"GOMP_SPINCOUNT": str(SPINS)},
+    )
 
 
 def test_the_library_leaves_the_environment_alone() -> None:
@@ -52,8 +52,35 @@ def test_the_library_leaves_the_environment_alone() -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_what_the_user_has_set_is_kept(name: str) -> None:
     environment = {name: "their own"}
-    wait_without_spinning(environment)
+    choose_waiting(environment)
     assert environment == {name: "their own"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "others", "sleep"),
+    [(2, 2, 0, False), (2, 2, 1, True), (64, 8, 10, False), (64, 8, 60, True), (8, 8, None, True)],
+    ids=["idle", "beside one", "room for all", "no room", "not Linux, by the load average"],
+)
+def test_threads_sleep_only_where_they_and_others_need_more_cores_than_there_are(
+    monkeypatch: pytest.MonkeyPatch, cores: int, allowed: int, others: int | None, sleep: bool
+) -> None:
+    faked(monkeypatch, load=3.0, running=others, cores=cores)
+    monkeypatch.setattr(shared_machine, "_cores_allowed", lambda: allowed)
+    environment: dict[str, str] = {}
+    choose_waiting(environment)
+    assert (environment == {"OMP_WAIT_POLICY": "PASSIVE"}) == sleep
+
+
+def test_a_program_that_runs_for_a_moment_is_not_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = iter([0, 3, 0, 0, 1])
+    faked(monkeypatch, load=0.0, running=0)
+    monkeypatch.setattr(shared_machine, "_running", lambda: next(moments))
+    monkeypatch.setattr(shared_machine, "_cores_allowed", lambda: 2)
+    environment: dict[str, str] = {}
+    choose_waiting(environment)
+    assert environment == {"GOMP_SPINCOUNT": str(SPINS)}
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +90,11 @@ def _not_looked_yet() -> Iterator[None]:
     warn_if_busy.cache_clear()
 
 
-def faked(monkeypatch: pytest.MonkeyPatch, *, load: float, running: int | None) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+def faked(
+    monkeypatch: pytest.MonkeyPatch, *, load: float, running: int | None, cores: int = 2
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(shared_machine, "SAMPLE_S", 0.0)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     monkeypatch.setattr(shared_machine, "_running", lambda: running)
 
@@ -95,6 +125,7 @@ def test_without_a_load_average_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr(os, "getloadavg", raising=False)
+    monkeypatch.setattr(shared_machine, "_running", lambda: None)
     warn_if_busy()
     assert not caplog.messages
 

@@ -23,7 +23,7 @@ from fedlens.cli import (
 from fedlens.cli.shared import PLAIN
 from fedlens.errors import FedlensError
 from fedlens.runtime.logs import logging_to
-from fedlens.runtime.shared_machine import wait_without_spinning
+from fedlens.runtime.shared_machine import choose_waiting
 from fedlens.runtime.stop import Interrupted
 
 __all__ = ["app", "main"]
@@ -53,7 +53,7 @@ app.add_typer(weights.app, name="weights")
 
 def main() -> None:
     """Errors are one sentence and exit code 2; an interrupted command exits with 75."""
-    wait_without_spinning()  # first: no command has loaded torch yet
+    choose_waiting()  # first: no command has loaded torch yet
     console = Console(stderr=True)
     with logging_to(_progress_log(console)):
         try:

@@ -1,30 +1,38 @@
-"""A machine that other programs use too: threads that wait give up their core.
+"""A machine that other programs use too: how threads wait for each other, and a warning. No torch.
 
-The OpenMP threads that torch computes with meet at a barrier after every operation. By default a
-thread that arrives early spins there for milliseconds, on the core that the late one waits for.
-No torch.
+The OpenMP threads that torch computes with meet after every operation, and one that is early spins.
+That is fastest on an idle machine; on a busy one it holds the core that the late thread needs.
 """
 
 import logging
 import os
+import statistics
+import time
 from collections.abc import MutableMapping
 from functools import cache
 from pathlib import Path
 
 # Any of these is the user's own choice of how threads wait: of OpenMP, GNU, and LLVM or Intel.
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+SPINS = 10_000  # of GNU's 300,000: as fast on an idle machine, less harm if it becomes busy
+SAMPLES, SAMPLE_S = 5, 0.004
 
 log = logging.getLogger(__name__)
 
 
-def wait_without_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let waiting OpenMP threads sleep, in this process and those it starts.
+def choose_waiting(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let waiting OpenMP threads sleep where other programs compute, else spin, but not for long.
 
-    OpenMP reads the environment when it is loaded, so call this before torch is imported, and only
-    where fedlens is the program: how a library's threads wait is for its user to choose.
+    It holds for this process and those it starts. OpenMP reads the environment when it is loaded,
+    so call this before torch is imported, and only where fedlens is the program: how the threads of
+    a library wait is for its user to choose.
     """
-    if not any(name in environment for name in CHOICES):
+    if any(name in environment for name in CHOICES):
+        return
+    if _computing() + _cores_allowed() > _cores():
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    else:
+        environment["GOMP_SPINCOUNT"] = str(SPINS)
 
 
 @cache
@@ -33,29 +41,48 @@ def warn_if_busy() -> None:
 
     Only the first call of a process looks: later ones would find the process's own load.
     """
-    cores, load = os.cpu_count() or 1, _load()
-    if load > cores:
+    average = _load_average()
+    load = min(average, _computing())  # of a run that has just ended, only the average is left
+    if load > _cores():
         log.warning(
             "Other programs keep this machine busy (load %.1f on %d cores), so training will be "
             "slow: end them, or set threads=1, and --jobs 1 for a suite.",
             load,
-            cores,
+            _cores(),
         )
 
 
-def _load() -> float:
-    """Of the last minute, but no more than now: a run that has just ended does not count."""
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # Windows has none
-        return 0.0
-    now = _running()
-    return load if now is None else min(load, now)
+def _computing() -> float:
+    """Threads of other programs that compute now; where Linux does not say, the load average."""
+    counts = []
+    for _ in range(SAMPLES):
+        if (running := _running()) is None:
+            return _load_average()
+        counts.append(running)
+        time.sleep(SAMPLE_S)
+    return statistics.median(counts)
 
 
 def _running() -> int | None:
-    """Threads that compute at this moment, without this one; None where Linux does not say."""
+    """Threads that run at this moment, without this one; None where Linux does not say."""
     try:
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
     except OSError:
         return None
+
+
+def _load_average() -> float:
+    """Of the last minute; 0 on Windows, which has none."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _cores_allowed() -> int:
+    """Those this process may use; a scheduler may allow fewer than exist."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores()
