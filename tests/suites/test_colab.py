@@ -13,15 +13,16 @@ from fedlens.registry import mask_rule
 from fedlens.suites.budget import RESERVE, Phase, in_order
 from fedlens.suites.budget_rules import Level
 from fedlens.suites.estimates.cost import count_shared_once, work_of
+from fedlens.suites.estimates.machines import KNOWN
 from fedlens.suites.plan import plan, unique_runs
 from fedlens.suites.suite import Cell, find
 
 FORWARD_FLOP = 9.2e9  # of ViT-S/16 at 224 px: 4.6 G multiplications and additions
-T4_FLOPS = 0.25 * 65e12
-SECONDS = {  # an image takes; masks are computed in float32, at half of 8.1 TFLOP/s
+T4_FLOPS = KNOWN["t4"].half * KNOWN["t4"].half_utilisation
+SECONDS = {  # an image takes; masks are computed in float32
     "train": 3 * FORWARD_FLOP / T4_FLOPS,
     "evaluate": FORWARD_FLOP / T4_FLOPS,
-    "calibrate": 6 * FORWARD_FLOP / (0.5 * 8.1e12),
+    "calibrate": 6 * FORWARD_FLOP / (KNOWN["t4"].single * KNOWN["t4"].utilisation),
     "head": 0.0,
 }
 START_S = 5.0  # of a run
@@ -44,7 +45,7 @@ def seconds(cells: Sequence[Cell]) -> list[float]:
 def test_every_federated_run_has_the_same_budget_of_local_steps_and_images() -> None:
     federated = [cell.config for cell in colab() if cell.config.federated.clients]
     assert {config.federated.local_steps for config in federated} == {4, 8, 16}
-    assert {c.federated.local_steps * rounds(c) for c in federated} == {896}
+    assert {c.federated.local_steps * rounds(c) for c in federated} == {512}
     assert {config.train.batch_size for config in federated} == {32}
     assert {rounds(config) / config.evaluate.every for config in federated} == {4}
 
@@ -55,8 +56,8 @@ def test_central_training_sees_as_many_images_as_a_federated_run() -> None:
         for cell in colab()
         if cell.config.federated.local_steps == 4 and "train" in work_of(cell.config).images
     }
-    assert trained.pop("central fine-tuning") == 896 * 10 * 32
-    assert set(trained.values()) == {896 * 10 * 32}
+    assert trained.pop("central fine-tuning") == 512 * 10 * 32
+    assert set(trained.values()) == {512 * 10 * 32}
 
 
 def test_the_assignment_is_whole() -> None:
