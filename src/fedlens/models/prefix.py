@@ -27,6 +27,7 @@ class Cut:
     depth: int
     last: str  # the path of the last block before the cut
     finished: tuple[str, ...]
+    embedded: tuple[str, ...]  # modules that add position embeddings in a method
     tensors: tuple[str, ...]  # the names of all parameters and buffers before the cut
 
     def first(self, backbone: nn.Module, inputs: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class Cut:
 
     def rest(self, backbone: nn.Module, activations: Tensor) -> Tensor:
         """The features, from the activations at the cut: finished modules pass them on."""
-        with _passing(backbone, self.finished):
+        with _passing(backbone, self):
             features: Tensor = backbone(activations)
         return features
 
@@ -80,15 +81,16 @@ def cut(backbone: nn.Module, blocks: int, sample: Tensor) -> Cut | None:
     if not isinstance(activations, Tensor) or len(activations) != len(sample):
         return None
     whole = [one for one in finished if not any(one.startswith(f"{outer}.") for outer in finished)]
+    embedded = [path for path, module in backbone.named_modules() if hasattr(module, EMBEDDING)]
     tensors = [name for name, block in numbered_tensors(backbone).items() if block < blocks]
-    return Cut(blocks, len(paths), last, tuple(whole), tuple(tensors))
+    return Cut(blocks, len(paths), last, tuple(whole), tuple(embedded), tuple(tensors))
 
 
 @contextmanager
-def _passing(backbone: nn.Module, finished: Collection[str]) -> Iterator[None]:
-    """Meanwhile, these modules and the position embedding return what they are given."""
-    changed = [(backbone.get_submodule(path), "forward") for path in finished]
-    changed += [(module, EMBEDDING) for module in backbone.modules() if hasattr(module, EMBEDDING)]
+def _passing(backbone: nn.Module, cut: Cut) -> Iterator[None]:
+    """Meanwhile, finished modules and position embeddings return what they are given."""
+    changed = [(backbone.get_submodule(path), "forward") for path in cut.finished]
+    changed += [(backbone.get_submodule(path), EMBEDDING) for path in cut.embedded]
     before = [vars(module).get(name) for module, name in changed]
     for module, name in changed:
         setattr(module, name, _unchanged)
