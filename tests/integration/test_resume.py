@@ -106,7 +106,8 @@ def test_a_shortened_epoch_has_the_configured_number_of_steps(tiny: Tiny) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_and_resumed(mode: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    common = [*MODES[mode], "train.epochs=2", "evaluate.test_curve=true"]
+    few = ["data.train_per_class=2", "data.test_per_class=1", "train.epochs=2"]
+    common = [*MODES[mode], *few, "evaluate.test_curve=true"]
     expected = facts(start(tiny(*common, root="whole")))
     cut = tiny(*common, root="cut")
     stops = sum(interrupted_at(cut, points, monkeypatch) for points in (1, 3, 4, 6))
