@@ -166,7 +166,7 @@ def suite(
     ):
         eta = eta_of(
             todo,
-            [one for one in analyses if not one.done],
+            analyses,
             jobs=at_once,
             machine=ThisMachine(calculator, at_once=at_once, seconds=0.0),
         )

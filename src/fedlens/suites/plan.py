@@ -169,7 +169,7 @@ def eta_of(
     }
     for analysis in analyses:
         config = analysis.run.cell.config
-        own = analysis_work(analysis.command, config)
+        own = {} if analysis.done else analysis_work(analysis.command, config)
         parts[analysis.label] = _parts(config, (own, {}), machine)
     totals = {run.label: run.units for run in runs}
     return Eta(parts, totals, jobs=jobs, in_seconds=machine is not None)
