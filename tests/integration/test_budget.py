@@ -70,7 +70,7 @@ def test_a_budget_is_planned_carried_out_and_continued(fedlens: Call, study: str
     # Every run takes 100 s: two cells × three seeds, and the ridge head once.
     code, out, err = fedlens("suite", study, *SMALL, "--budget", "800s")
     assert code == 0, err
-    assert "All runs: 32 px, J × rounds = 32" in out
+    assert "All runs: 16 px, J × rounds = 32" in out
     assert "2 runs were left out so far" in out
     assert len(runs(Path("runs"))) == 7
     assert plan()["level"] == {}

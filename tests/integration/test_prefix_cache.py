@@ -149,7 +149,7 @@ def test_runs_share_a_cache_if_their_frozen_blocks_see_the_same(tiny: Tiny) -> N
     assert first.activations.file == again.activations.file
     for word in (
         "seed=1",  # other random weights
-        "backbone.resolution=16",
+        "backbone.resolution=32",
         "backbone.freeze_blocks=2",
         "data.train_per_class=5",
     ):
@@ -162,7 +162,7 @@ def test_runs_share_a_cache_if_their_frozen_blocks_see_the_same(tiny: Tiny) -> N
     ("words", "reason"),
     [
         (["augment=strong"], "images are augmented"),
-        (["train.prefix_cache_gb=0.001"], "more than train.prefix_cache_gb=0.001 allows"),
+        (["train.prefix_cache_gb=0.0001"], "more than train.prefix_cache_gb=0.0001 allows"),
         (["train.steps_per_epoch=1"], "this run sees 208 images, fewer than the 400"),
         (["train.compile=true"], "compiles the whole model"),
         ([*FEDERATED, "algorithm=fisher_average"], "statistics of the whole model"),
