@@ -56,9 +56,9 @@ def test_taken_values_are_a_copy() -> None:
 
 
 @pytest.mark.parametrize(("name", "factor"), [("contiguous", 1), ("channels_last", 2)])
-def test_an_entry_costs_four_bytes_and_eight_in_channels_last(name: str, factor: int) -> None:
+def test_an_entry_costs_eight_bytes_and_sixteen_in_channels_last(name: str, factor: int) -> None:
     values, mask = drawn([6, 5, 4, 3], 0.3, 0, torch.float32)
     entries = Entries(mask, CPU)
     for _ in range(2):  # the second index is made once
         entries.taken(FORMATS[name](values))
-    assert entries.nbytes == 4 * factor * len(entries)
+    assert entries.nbytes == 8 * factor * len(entries)

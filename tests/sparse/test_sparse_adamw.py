@@ -115,7 +115,7 @@ def test_memory_counts_two_moments_of_trained_entries_and_a_step_for_each_parame
     optimizer = SparseAdamW(model.named_parameters(), masks=masks)
     model.grads(0)
     optimizer.step()
-    assert memory(optimizer) == {"state": (2 * (5 + 7) + 2) * 4, "index": 5 * 4}
+    assert memory(optimizer) == {"state": (2 * (5 + 7) + 2) * 4, "index": 5 * 8}
 
 
 def test_a_loaded_state_continues_bit_for_bit() -> None:

@@ -266,10 +266,10 @@ def test_memory_counts_trained_entries_only() -> None:
     masks = {"p0": torch.zeros(10, 10, dtype=torch.bool), "p2": torch.zeros(3, dtype=torch.bool)}
     masks["p0"][3, :5] = True
     optimizer = SparseSGDM(model.named_parameters(), 0.1, 0.9, masks=masks)
-    assert memory(optimizer) == {"state": 0, "index": 5 * 4}
+    assert memory(optimizer) == {"state": 0, "index": 5 * 8}
     model.grads(0)
     optimizer.step()
-    assert memory(optimizer) == {"state": (5 + 7) * 4, "index": 5 * 4}
+    assert memory(optimizer) == {"state": (5 + 7) * 4, "index": 5 * 8}
     dense = torch.optim.SGD(model.parameters(), 0.1, 0.9)
     dense.step()
     assert memory(dense) == {"state": (100 + 7) * 4, "index": 0}
