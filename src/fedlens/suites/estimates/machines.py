@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import platform
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.files import cache_dir, write_json
+from fedlens.runtime.machine import processor
 from fedlens.runtime.units import size_text
 from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import HEAD_S, Count, batch_of, count_key, speed_key
@@ -368,7 +368,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self.machine = {
-            "processor": _processor(),
+            "processor": processor(),
             "cores": _cores(),
             "torch": version("torch"),
             "format": FORMAT,
@@ -445,12 +445,3 @@ def _memory() -> int | None:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def _processor() -> str:
-    """The model of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
