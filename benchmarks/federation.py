@@ -18,13 +18,15 @@ from fedlens.data.images import Images
 from fedlens.data.partition import Partition
 from fedlens.data.partition_statistics import histogram
 from fedlens.data.splits import SealedTest
+from fedlens.data.transforms import Pipeline
 from fedlens.experiments import settings
-from fedlens.experiments.build import Experiment, FrozenFeatures
+from fedlens.experiments.build import Experiment, Extractor, FrozenFeatures
 from fedlens.experiments.clients import experiment_host
 from fedlens.experiments.evaluation import Evaluator
 from fedlens.experiments.federated_loop import FederatedLoop
 from fedlens.experiments.loop import Loop
 from fedlens.federated.host import LocalClients
+from fedlens.models.backbones import Backbone
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.stop import StopRequest
 from fedlens.store.checkpoints import Checkpoints, Journals
@@ -33,6 +35,7 @@ from fedlens.store.tracking import open_tracker
 from fedlens.training.precision import Precision
 
 ENDLESS = 10**6  # rounds; evaluations and checkpoints are as rare
+SIZE = 32  # pixels; no image is read
 
 
 def equal_shards(clients: int, size: int) -> Partition:
@@ -44,7 +47,9 @@ def experiment(
     model: Classifier, train: Examples, partition: Partition, classes: int
 ) -> Experiment:
     """Without validation and test data."""
-    none = torch.arange(0)
+    none, precision = torch.arange(0), Precision("fp32", "cpu")
+    row = Backbone("benchmark", build=lambda resolution: model.backbone)
+    pipeline = Pipeline(SIZE, row.mean, row.std)
     return Experiment(
         model=model,
         backbone=model.backbone,
@@ -55,8 +60,11 @@ def experiment(
         test=SealedTest(_no_images),
         test_examples=lambda images: train,
         classes=classes,
-        precision=Precision("fp32", "cpu"),
+        precision=precision,
         features=FrozenFeatures(lambda: none, Images(none, none), none, none),
+        extractor=Extractor(
+            model.backbone, row, pipeline, precision, torch.device("cpu"), {}, StopRequest()
+        ),
         head_is_fitted=False,
         head_is_frozen=False,
         input_hashes={},
