@@ -28,6 +28,7 @@ from fedlens.experiments.loop import Loop
 from fedlens.federated.host import LocalClients
 from fedlens.models.backbones import Backbone
 from fedlens.models.classifier import Classifier
+from fedlens.models.deep_features import Reading
 from fedlens.runtime.stop import StopRequest
 from fedlens.store.checkpoints import Checkpoints, Journals
 from fedlens.store.run_folder import RunFolder
@@ -63,7 +64,14 @@ def experiment(
         precision=precision,
         features=FrozenFeatures(lambda: none, Images(none, none), none, none),
         extractor=Extractor(
-            model.backbone, row, pipeline, precision, torch.device("cpu"), {}, StopRequest()
+            model.backbone,
+            Reading(),
+            row,
+            pipeline,
+            precision,
+            torch.device("cpu"),
+            {},
+            StopRequest(),
         ),
         head_is_fitted=False,
         head_is_frozen=False,
