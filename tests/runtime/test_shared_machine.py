@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedlens.runtime import shared_machine
+from fedlens.runtime import machine, shared_machine
 from fedlens.runtime.shared_machine import CHOICES, SPINS, choose_waiting, warn_if_busy
 
 # Prints what is set when torch is imported, which ends the process: torch itself takes seconds.
@@ -65,7 +65,7 @@ def test_threads_sleep_only_where_they_and_others_need_more_cores_than_there_are
     monkeypatch: pytest.MonkeyPatch, cores: int, allowed: int, others: int | None, sleep: bool
 ) -> None:
     faked(monkeypatch, load=3.0, running=others, cores=cores)
-    monkeypatch.setattr(shared_machine, "_cores_allowed", lambda: allowed)
+    monkeypatch.setattr(machine, "cores_allowed", lambda: allowed)
     environment: dict[str, str] = {}
     choose_waiting(environment)
     assert (environment == {"OMP_WAIT_POLICY": "PASSIVE"}) == sleep
@@ -77,7 +77,7 @@ def test_a_program_that_runs_for_a_moment_is_not_a_busy_machine(
     moments = iter([0, 3, 0, 0, 1])
     faked(monkeypatch, load=0.0, running=0)
     monkeypatch.setattr(shared_machine, "_running", lambda: next(moments))
-    monkeypatch.setattr(shared_machine, "_cores_allowed", lambda: 2)
+    monkeypatch.setattr(machine, "cores_allowed", lambda: 2)
     environment: dict[str, str] = {}
     choose_waiting(environment)
     assert environment == {"GOMP_SPINCOUNT": str(SPINS)}

@@ -12,6 +12,8 @@ from collections.abc import MutableMapping
 from functools import cache
 from pathlib import Path
 
+from fedlens.runtime import machine
+
 # Any of these is the user's own choice of how threads wait: of OpenMP, GNU, and LLVM or Intel.
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 SPINS = 10_000  # of GNU's 300,000: as fast on an idle machine, less harm if it becomes busy
@@ -29,7 +31,7 @@ def choose_waiting(environment: MutableMapping[str, str] = os.environ) -> None:
     """
     if any(name in environment for name in CHOICES):
         return
-    if _computing() + _cores_allowed() > _cores():
+    if _computing() + machine.cores_allowed() > machine.cores():
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
     else:
         environment["GOMP_SPINCOUNT"] = str(SPINS)
@@ -41,14 +43,14 @@ def warn_if_busy() -> None:
 
     Only the first call of a process looks: later ones would find the process's own load.
     """
-    average = _load_average()
+    average = machine.load_average()
     load = min(average, _computing())  # of a run that has just ended, only the average is left
-    if load > _cores():
+    if load > machine.cores():
         log.warning(
             "Other programs keep this machine busy (load %.1f on %d cores), so training will be "
             "slow: end them, or set threads=1, and --jobs 1 for a suite.",
             load,
-            _cores(),
+            machine.cores(),
         )
 
 
@@ -57,7 +59,7 @@ def _computing() -> float:
     counts = []
     for _ in range(SAMPLES):
         if (running := _running()) is None:
-            return _load_average()
+            return machine.load_average()
         counts.append(running)
         time.sleep(SAMPLE_S)
     return statistics.median(counts)
@@ -69,20 +71,3 @@ def _running() -> int | None:
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
     except OSError:
         return None
-
-
-def _load_average() -> float:
-    """Of the last minute; 0 on Windows, which has none."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return 0.0
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
-def _cores_allowed() -> int:
-    """Those this process may use; a scheduler may allow fewer than exist."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores()

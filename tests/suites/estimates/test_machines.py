@@ -44,7 +44,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
     monkeypatch.setattr(probe, "seconds_per_image", seconds_per_image)
     monkeypatch.setattr(machines.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(machines, "_load", lambda: 0.0)
+    monkeypatch.setattr(machines, "load_average", lambda: 0.0)
     return calls
 
 
@@ -116,7 +116,7 @@ def test_a_timing_of_a_busy_machine_is_repeated_when_it_is_idle(
 ) -> None:
     work = wanted(pico("threads=1"))
     for load, times in ((99.0, 1), (99.0, 1), (0.0, 2), (99.0, 2)):
-        monkeypatch.setattr(machines, "_load", lambda load=load: load)
+        monkeypatch.setattr(machines, "load_average", lambda load=load: load)
         machine = ThisMachine(Calculator())
         machine.prepare(work)
         assert len(timed) == times

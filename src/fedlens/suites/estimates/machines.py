@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.files import cache_dir, write_json
-from fedlens.runtime.machine import processor
+from fedlens.runtime.machine import cores_allowed, load_average, processor
 from fedlens.runtime.units import size_text
 from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import HEAD_S, Count, batch_of, count_key, speed_key
@@ -204,7 +204,7 @@ class ThisMachine:
         self.kept = self.counts.kept
         self.at_once = at_once
         self.memory: int | None = _memory()
-        self.busy = _load() > _cores()
+        self.busy = load_average() > cores_allowed()
         self.timed: dict[tuple[str, str], tuple[Config, str, float]] = {}
         self.remembered: set[tuple[str, str]] = set()
         self.derived: dict[tuple[str, str], float] = {}
@@ -214,7 +214,7 @@ class ThisMachine:
     @property
     def threads(self) -> int:
         """Of one run."""
-        key = f"{_cores()} {os.environ.get('OMP_NUM_THREADS', '')}"
+        key = f"{cores_allowed()} {os.environ.get('OMP_NUM_THREADS', '')}"
         stored = self.kept.read("threads", key)
         if stored is None:
             stored = self.counts.calculator.call("probe", "available")
@@ -282,8 +282,8 @@ class ThisMachine:
             text += f"; computed from these by their FLOPs: {len(self.derived)}"
         if self.busy:
             text += (
-                f". The machine is busy (load {_load():.1f} on {_cores()} cores): without that, "
-                "runs are faster"
+                f". The machine is busy (load {load_average():.1f} on {cores_allowed()} cores): "
+                "without that, runs are faster"
             )
         return f"{text}."
 
@@ -369,7 +369,7 @@ class _Kept:
     def __init__(self) -> None:
         self.machine = {
             "processor": processor(),
-            "cores": _cores(),
+            "cores": cores_allowed(),
             "torch": version("torch"),
             "format": FORMAT,
         }
@@ -427,18 +427,6 @@ def _kind(config: Config, task: str) -> str:
 
 def _rate_text(rate: float) -> str:
     return f"{rate / 1e12:g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:g} GFLOP/s"
-
-
-def _cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _load() -> float:
-    """Processes that compute or wait to, a mean over the last minute."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def _memory() -> int | None:
