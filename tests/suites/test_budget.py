@@ -106,6 +106,7 @@ def test_where_nothing_fits_whole_the_last_in_order_are_left_out() -> None:
     assert plan.level == RULES.levels[-1]
     assert [cell.row for cell in plan.cells] == ["m", "m", "m", "a"]
     assert {cell.row for cell in plan.left_out} == {"a", "b", "z"}
+    assert plan.passed_over == 0
 
 
 def test_others_get_no_second_seed_before_the_headline_has_three() -> None:
@@ -115,6 +116,7 @@ def test_others_get_no_second_seed_before_the_headline_has_three() -> None:
     plan = planned(28 / (1 - RESERVE), levels=[Level()], timer=unequal)
     assert seeds(plan) == {"m": 2, "a": 1, "b": 1, "z": 1}
     assert plan.headline_left_out == 1
+    assert plan.passed_over == 1
 
 
 def test_shared_work_counts_with_the_first_run_that_is_planned() -> None:

@@ -132,7 +132,9 @@ def test_after_a_fifth_the_time_left_is_right_within_thirty_percent(
     def seconds(costs: Mapping[object, float]) -> float:
         return sum(truth[str(kind)] * cost for kind, cost in costs.items())
 
-    durations = {label: OVERHEAD_S + seconds(part.between(0, 1)) for label, part in parts.items()}
+    durations = {
+        label: OVERHEAD_S + seconds(part.between(0, 1, ended=True)) for label, part in parts.items()
+    }
     eta = Eta(
         {
             label: Parts(*({k: c * unit for k, c in of.items()} for of in (part.own, part.first)))
@@ -214,3 +216,17 @@ def test_the_time_left_in_words() -> None:
             300.0: "about 5 min left", 9000.0: "about 2 h 30 min left"}  # fmt: skip
     for seconds, words in told.items():
         assert words in time_left_text(seconds)
+
+
+def test_a_run_that_has_only_its_test_left_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    eta = Eta({"a": Parts({"train": 90.0}, {}, {"evaluate": 30.0})}, {"a": 3}, in_seconds=True)
+    folder = RunFolder(tmp_path / "a")
+    eta.start("a", folder)
+    clock.now += OVERHEAD_S + 90
+    journal(folder, 3)
+    left = eta.seconds_left()
+    assert left is not None
+    assert 25 < left < 35

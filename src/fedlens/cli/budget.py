@@ -142,6 +142,12 @@ def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machin
             "left out: continue with another budget before you compare its results.",
             **PLAIN,
         )
+    if made.passed_over:
+        out.print(
+            f"\n{_runs_were(made.passed_over, 'run')} left out for want of time, although shorter "
+            "ones of lower priority are in the plan: give the study more time to compare them.",
+            **PLAIN,
+        )
     memory = max(machine.peak_memory(cell.config) for cell in made.cells)
     out.print(
         f"\n{len(made.cells)} runs take about {duration_text(made.total(at_once))}, and at most "

@@ -68,6 +68,7 @@ class BudgetPlan:
     left_out_seconds: list[float]
     skipped: list[tuple[Level, float]]  # better levels, and what headline and first seeds take
     headline_left_out: int  # how many of the headline's three seeds are left out
+    passed_over: int  # runs that are left out although shorter ones of lower priority are not
 
     def total(self, at_once: int) -> float:
         return makespan(self.seconds, at_once)
@@ -147,6 +148,7 @@ def make(
         seconds[len(kept) :],
         skipped,
         sum(phases[k] is Phase.HEADLINE for k in left_out),
+        sum(k < max(kept) for k in left_out),
     )
 
 

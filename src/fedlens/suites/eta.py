@@ -26,19 +26,27 @@ Costs = Mapping[Hashable, float]  # kind of step → cost
 
 @dataclass(frozen=True)
 class Parts:
-    """The cost of a job: `own` is spread over its epochs or rounds, `first` comes before them."""
+    """The cost of a job: `own` is spread over its epochs or rounds.
+
+    `first` comes before them, and `last`, such as the final test, after them.
+    """
 
     own: Costs
     first: Costs = field(default_factory=dict)
+    last: Costs = field(default_factory=dict)
 
     @property
     def total(self) -> float:
-        return math.fsum((*self.own.values(), *self.first.values()))
+        return math.fsum((*self.own.values(), *self.first.values(), *self.last.values()))
 
-    def between(self, begin: float, end: float) -> dict[Hashable, float]:
-        """What is done between two fractions of the epochs; what comes first, if begin is 0."""
+    def between(self, begin: float, end: float, *, ended: bool) -> dict[Hashable, float]:
+        """What is done between two fractions of the epochs; what comes first, if begin is 0.
+
+        If `ended`, also what comes last.
+        """
         share = {kind: cost * (end - begin) for kind, cost in self.own.items()}
-        for kind, cost in self.first.items() if not begin else ():
+        beside = [*([self.first] if not begin else []), *([self.last] if ended else [])]
+        for kind, cost in (item for costs in beside for item in costs.items()):
             share[kind] = share.get(kind, 0.0) + cost
         return share
 
@@ -101,7 +109,7 @@ class Eta:
             run = self.running.pop(label)
             self.finished += 1
             if not failed:
-                self._observed.append(self._observation(run, 1.0))
+                self._observed.append(self._observation(run, 1.0, ended=True))
 
     def leave_out(self, labels: Iterable[str]) -> None:
         """Jobs that will not be carried out, such as the analyses of a failed run."""
@@ -128,7 +136,7 @@ class Eta:
             observed = list(self._observed)
         fractions = {run.label: self._fraction(run, run.done()) for run in runs}
         observed += [
-            self._observation(run, fractions[run.label])
+            self._observation(run, fractions[run.label], ended=False)
             for run in runs
             if fractions[run.label] > self._fraction(run, run.done_before)
         ]
@@ -136,25 +144,29 @@ class Eta:
             return None
         factors = Factors(observed, self._prior_weight(), default=1.0 if self.in_seconds else None)
         active = [self._rest(run, fractions[run.label], factors) for run in runs]
-        later = [OVERHEAD_S + factors.seconds(self.parts[label].between(0, 1)) for label in waiting]
+        later = [
+            OVERHEAD_S + factors.seconds(self.parts[label].between(0, 1, ended=True))
+            for label in waiting
+        ]
         return makespan(later, self.jobs, active)
 
     def _rest(self, run: ActiveRun, done: float, factors: "Factors") -> float:
         """Seconds left of an active job; before its first epoch it is known by the clock alone."""
         before = self._fraction(run, run.done_before)
-        rest = factors.seconds(self.parts[run.label].between(max(done, 1e-9), 1))
+        parts = self.parts[run.label]
+        rest = factors.seconds(parts.between(max(done, 1e-9), 1, ended=True))
         if done > before:
             return rest
-        whole = OVERHEAD_S + factors.seconds(self.parts[run.label].between(before, 1))
+        whole = OVERHEAD_S + factors.seconds(parts.between(before, 1, ended=True))
         # An analysis has no epochs: where it takes longer than predicted, a little is left.
         spent = time.monotonic() - run.started_at
         least = rest if self.totals.get(run.label) else 0.05 * whole
         return max(least, whole - spent)
 
-    def _observation(self, run: ActiveRun, done: float) -> Observed:
+    def _observation(self, run: ActiveRun, done: float, *, ended: bool) -> Observed:
         spent = max(0.0, time.monotonic() - run.started_at - OVERHEAD_S)
         before = self._fraction(run, run.done_before)
-        return Observed(spent, self.parts[run.label].between(before, done))
+        return Observed(spent, self.parts[run.label].between(before, done, ended=ended))
 
     def _prior_weight(self) -> float:
         return PRIOR * math.fsum(part.total for part in self.parts.values())

@@ -24,6 +24,7 @@ from fedlens.suites.estimates.cost import (
     count_shared_once,
     relative_cost,
     speed_key,
+    tested,
     units,
     work_of,
 )
@@ -189,7 +190,9 @@ def _parts(
         }
 
     own, shared = work
-    return Parts(costs(own), costs(shared))
+    last = {task: min(own.get(task, 0), images) for task, images in tested(config).items()}
+    during = {task: images - last.get(task, 0) for task, images in own.items()}
+    return Parts(costs(during), costs(shared), costs(last))
 
 
 def _kind(config: Config, task: str) -> tuple[Any, ...]:

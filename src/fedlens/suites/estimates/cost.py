@@ -94,6 +94,13 @@ def work_of(config: Config) -> Work:
     return Work(images, tuple(_shared(config, sizes, frozen)))
 
 
+def tested(config: Config) -> dict[str, int]:
+    """Task → images of the final test, after all epochs or rounds; none where there are none."""
+    if not units(config):
+        return {}
+    return {"head" if on_features(config) else "evaluate": Sizes.of(config).test}
+
+
 def analysis_work(command: str, config: Config) -> Mapping[str, int]:
     """Task → images of a `fedlens arithmetic` command for the finished run of a config.
 
@@ -204,7 +211,13 @@ def relative_cost(config: Config, task: str) -> float:
 
 
 def _architecture(config: Config) -> dict[str, Any]:
-    return {name: value for name, value in config.backbone.items() if name not in NO_SPEED}
+    """The backbone's settings that its speed depends on, and what the head reads of it."""
+    own = {name: value for name, value in config.backbone.items() if name not in NO_SPEED}
+    return {**own, "reading": _reading(config)}
+
+
+def _reading(config: Config) -> list[Any]:
+    return [config.head.layers, config.head.tokens, config.head.random_features]
 
 
 def dataset_sizes(data: RowSettings) -> dict[str, int]:
@@ -292,7 +305,7 @@ def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWo
     if model.name == "vit_pico" and model.pretrained and not model.weights:
         yield SharedWork(PRETRAINING, "pretrain", PRETRAINING_IMAGES)
     depends_on = [model, dataset.spelled(data), data.root, data.train_per_class,
-              data.test_per_class, seed, config.train.precision]  # fmt: skip
+              data.test_per_class, seed, config.train.precision, _reading(config)]  # fmt: skip
     if features or is_fitted(config):
         images = sizes.train + sizes.validation
         yield SharedWork(_key("train features", *depends_on), "evaluate", images)
