@@ -3,12 +3,14 @@
 `fedlens records` exports the records of runs, to publish them.
 """
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedlens.cli.shared import PLAIN, out
+from fedlens.errors import FedlensError
 
 app = typer.Typer()
 
@@ -24,6 +26,14 @@ def report(
         Path | None,
         typer.Option(help="YAML with `title` and `authors: [{name, id, affiliation}]`."),
     ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUITE [KEY=VALUE]...",
+            help="The suite that was run, with its overrides: its `contrasts` are answered, and "
+            "p-values are corrected over them alone.",
+        ),
+    ] = None,
     pdf: Annotated[bool, typer.Option("--pdf", help="Compile report.tex with latexmk.")] = False,
 ) -> None:
     """Report on finished runs: an HTML page, a LaTeX paper, tables, figures and an audit.
@@ -35,10 +45,18 @@ def report(
     """
     from fedlens.reporting.report import PAGE, write
     from fedlens.reporting.study import about as details
+    from fedlens.reporting.study import contrasts
     from fedlens.reporting.study.content import About
+    from fedlens.suites.suite import find
 
+    name, *overrides = shlex.split(suite) if suite else [""]
+    asked = contrasts.asked(find(name), overrides) if name else []
+    if name and not asked:
+        raise FedlensError(
+            f"The suite {name} states no contrasts: leave --suite out, or add `contrasts` to it."
+        )
     authors = details.read(about) if about else About()
-    result = write(places, folder, authors, pdf=pdf)
+    result = write(places, folder, authors, asked=asked, pdf=pdf)
     for check in result.audit:
         if check.passed:
             out.print(f"[green]holds[/green]     {check.title} ({check.scope})", highlight=False)

@@ -28,6 +28,7 @@ from fedlens.reporting.study.content import (
     PartitionPicture,
     Provenance,
 )
+from fedlens.reporting.study.contrasts import Asked, answers, quoted
 from fedlens.reporting.study.curves import curve_set
 from fedlens.reporting.study.questions import comparisons, questions
 from fedlens.reporting.study.runs import Method, Record, Run, Settings, Study, value_of
@@ -54,8 +55,10 @@ FACTS = {  # name in a report → config key
 CALIBRATION_KEYS = ("sparse.rounds", "sparse.source", "sparse.examples")
 
 
-def content(study: Study, about: About) -> Content:
+def content(study: Study, about: About, asked: Sequence[Asked] = ()) -> Content:
+    """`asked` are the contrasts that the study's suite stated before its runs."""
     all_questions = questions()
+    answered = answers(asked, study)
     headlines = {one.name for one in all_questions if one.headline}
     tables: list[Comparison] = []
     chapters = []
@@ -64,6 +67,8 @@ def content(study: Study, about: About) -> Content:
             replace(table, grid=_of_setting(number, table.grid))
             for table in comparisons(methods, about)
         ]
+        if answered:
+            mine = [replace(table, grid=quoted(table.grid, answered)) for table in mine]
         grids = [table.grid for table in mine]
         headline = next((grid for grid in grids if grid.question in headlines), None)
         tables += mine
@@ -96,6 +101,7 @@ def content(study: Study, about: About) -> Content:
             for run in method.runs
         ],
         unfinished=study.unfinished,
+        asked=answered,
     )
 
 

@@ -18,9 +18,10 @@ from fedlens.reporting import paper
 from fedlens.reporting.assemble import content
 from fedlens.reporting.figures import report
 from fedlens.reporting.page.html import page
-from fedlens.reporting.study import tables
+from fedlens.reporting.study import captions, tables
 from fedlens.reporting.study.captions import grids
 from fedlens.reporting.study.content import About, Content
+from fedlens.reporting.study.contrasts import Asked
 from fedlens.reporting.study.runs import Study, read
 
 PAGE = "index.html"
@@ -29,16 +30,24 @@ CONTENT = "content.json"  # a folder with this file is a report
 log = logging.getLogger(__name__)
 
 
-def write(places: Sequence[Path], out: Path, about: About, *, pdf: bool = False) -> Content:
+def write(
+    places: Sequence[Path],
+    out: Path,
+    about: About,
+    *,
+    asked: Sequence[Asked] = (),
+    pdf: bool = False,
+) -> Content:
     """Reads runs and writes the folder `out`, which may hold an older report, but nothing else.
 
-    If writing fails, an older report stays as it was.
+    `asked` are the contrasts that a suite stated before its runs. If writing fails, an older report
+    stays as it was.
     """
     if out.exists() and not (out / CONTENT).exists() and (out.is_file() or any(out.iterdir())):
         raise FedlensError(f"{out} exists and is not a report: choose another folder.")
     study = read(places)
     log.info("%d runs in %d settings", len(study.runs), len(study.settings))
-    result = content(study, about)
+    result = content(study, about, asked)
     with replacing(out) as folder:
         folder.mkdir()
         _write_tables(result, folder / "tables")
@@ -58,6 +67,11 @@ def write(places: Sequence[Path], out: Path, about: About, *, pdf: bool = False)
 def _write_tables(content: Content, folder: Path) -> None:
     folder.mkdir()
     lines = [f"# {content.about.title}", ""]
+    if content.asked:
+        (folder / "asked.csv").write_text(
+            tables.asked_csv(content.asked), encoding="utf-8", newline=""
+        )
+        lines += ["## What the study asked", "", tables.asked(content.asked), ""]
     for chapter in content.chapters:
         lines += [f"## {chapter.setting}", ""]
         for grid in grids(chapter):
@@ -68,7 +82,14 @@ def _write_tables(content: Content, folder: Path) -> None:
                 (folder / f"{grid.name}-differences.csv").write_text(
                     tables.contrasts_csv(grid), encoding="utf-8", newline=""
                 )
-            lines += [f"### {grid.title}", "", grid.note, "", tables.markdown(grid), ""]
+            lines += [
+                f"### {grid.title}",
+                "",
+                grid.note,
+                "",
+                tables.markdown(grid, captions.family(content)),
+                "",
+            ]
     (folder / "tables.md").write_text("\n".join(lines), encoding="utf-8")
 
 

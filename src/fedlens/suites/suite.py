@@ -4,7 +4,8 @@ A row is an experiment with overrides, a column adds overrides; `common` overrid
 unless a row or column changes them. A section is another suite, named or written in place, with
 overrides for all its runs. `analyses` are `fedlens arithmetic` commands for finished runs of rows.
 `plugins` are Python files with rows of one's own, relative to the suite's file. `budget` says how
-the study is planned into a given time; a section's own is not used.
+the study is planned into a given time, `contrasts` which pairs of cells the study compares; those
+of a section are not used.
 """
 
 import shlex
@@ -31,7 +32,17 @@ from fedlens.suites.budget_rules import BudgetRules
 from fedlens.suites.budget_rules import parse as parse_budget
 
 SLASH = " / "  # between the parts of a label
-KEYS = ("common", "sections", "seeds", "rows", "columns", "analyses", "plugins", "budget")
+KEYS = (
+    "common",
+    "sections",
+    "seeds",
+    "rows",
+    "columns",
+    "analyses",
+    "plugins",
+    "budget",
+    "contrasts",
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return SLASH.join(filter(None, (self.section, self.row, self.column)))
+        return _label(self.section, self.row, self.column)
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ class Suite:
     sections: dict[str, tuple["Suite", list[str]]] = field(default_factory=dict)
     common: str = ""  # overrides of all runs, before those of rows and columns
     budget: BudgetRules = field(default_factory=BudgetRules)  # how it is planned into a given time
+    contrasts: dict[str, tuple[str, str]] = field(default_factory=dict)  # question → two cells
 
     def cells(self, overrides: Sequence[str] = (), *, seeds: int | None = None) -> list[Cell]:
         """All runs, composed: the whole study at its first seed, then at the next.
@@ -81,6 +93,14 @@ class Suite:
             if number < count
         ]
 
+    def labels(self, section: str = "") -> Iterator[str]:
+        """The labels of all cells, without composing them."""
+        for row in self.rows:
+            for column in self.columns:
+                yield _label(section, row, column)
+        for label, (suite, _) in self.sections.items():
+            yield from suite.labels(_label(section, label))
+
     def _cells(
         self, section: str, first: list[str], last: list[str], seeds: int | None
     ) -> Iterator[tuple[Cell, int | None]]:
@@ -94,8 +114,12 @@ class Suite:
                 config = _composed(experiment, tuple(overrides))
                 yield Cell(section, row, column, config, [experiment, *overrides], analyses), seeds
         for label, (suite, own_overrides) in self.sections.items():
-            inner = SLASH.join(filter(None, (section, label)))
+            inner = _label(section, label)
             yield from suite._cells(inner, first, [*own_overrides, *last], seeds)
+
+
+def _label(*parts: str) -> str:
+    return SLASH.join(filter(None, parts))
 
 
 def suites() -> list[Suite]:
@@ -280,7 +304,31 @@ def _parse(
             inner_name, *overrides = shlex.split(section)
             inner_suites[label] = (_find(inner_name, folder, chain), overrides)
     rows = {label: _relative_to(folder, words) for label, words in rows.items()}
-    return Suite(name, documentation, rows, columns, analyses, seeds, inner_suites, common, budget)
+    made = Suite(name, documentation, rows, columns, analyses, seeds, inner_suites, common, budget)
+    return replace(made, contrasts=_contrasts(content.get("contrasts", {}), made, where))
+
+
+def _contrasts(content: object, suite: Suite, where: str) -> dict[str, tuple[str, str]]:
+    """Questions with the labels of two cells of the suite, "section / row / column"."""
+    if not content:
+        return {}
+    if not isinstance(content, dict) or not all(
+        isinstance(question, str) and isinstance(pair, list) and len(pair) == 2
+        and all(isinstance(label, str) for label in pair)
+        for question, pair in content.items()
+    ):  # fmt: skip
+        raise FedlensError(
+            f"{where}: contrasts must map questions to two labels of cells, the first of which is "
+            "compared with the second: [section / row / column, section / row / column]."
+        )
+    known = set(suite.labels())
+    for label in (label for pair in content.values() for label in pair):
+        if label not in known:
+            raise FedlensError(
+                f"{where}: contrasts name the cell '{label}', which the suite does not have: "
+                f"{suggest(label, known)}"
+            )
+    return {question: (pair[0], pair[1]) for question, pair in content.items()}
 
 
 def _is_table(table: object, is_value: Callable[[object], bool]) -> bool:

@@ -63,10 +63,10 @@ def contrasts(grid: Grid, *, columns: int = 2, turned: bool = False) -> list[str
         for column in names:
             where = f" under {tex(column)}" if several else ""
             here = [c for c in every if (c.against, c.column) == (against, column)]
-            if tested := [c for c in here if c.count >= MIN_SEEDS]:
+            if tested := [c for c in here if captions.tested(c)]:
                 first = f"Against {emphasised(against)}{where}, {over(tested)}, "
                 sentences.append(f"{first}{_tested(tested)}.")
-            if untested := [c for c in here if c.count < MIN_SEEDS]:
+            if untested := [c for c in here if not captions.tested(c)]:
                 few.append((where.strip(), untested))
         if few:
             sentences.append(_untested(against, few))
@@ -75,13 +75,14 @@ def contrasts(grid: Grid, *, columns: int = 2, turned: bool = False) -> list[str
 
 def _untested(against: str, groups: Sequence[tuple[str, Sequence[Contrast]]]) -> str:
     counts = [c.count for _, here in groups for c in here]
+    reason = captions.TOO_FEW if max(counts) < MIN_SEEDS else captions.NOT_TESTED
     texts = [
         f"{where} {listed([f'{emphasised(c.row)} {points(c)}' for c in here])}".strip()
         for where, here in groups
     ]
     return (
         f"Differences from {emphasised(against)} in points, over {span(counts)} "
-        f"({captions.TOO_FEW}): {'; '.join(texts)}."
+        f"({reason}): {'; '.join(texts)}."
     )
 
 
@@ -103,7 +104,7 @@ def _tested(tested: Sequence[Contrast]) -> str:
 
 def verdict(grid: Grid) -> str:
     """What is significant in a table, or that nothing is; '' if there are too few seeds to test."""
-    tested = [c for c in without_duplicates(grid.contrasts) if c.count >= MIN_SEEDS]
+    tested = [c for c in without_duplicates(grid.contrasts) if captions.tested(c)]
     large = sorted((c for c in tested if significant(c)), key=lambda c: -abs(c.mean))
     if not tested:
         return ""

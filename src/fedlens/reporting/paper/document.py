@@ -14,8 +14,8 @@ from fedlens.reporting.figures import report
 from fedlens.reporting.paper import audit, differences, prose
 from fedlens.reporting.paper.floats import Placed
 from fedlens.reporting.paper.results import placed_figures, results
-from fedlens.reporting.study import captions
-from fedlens.reporting.study.content import About, Chapter, Content
+from fedlens.reporting.study import captions, tables
+from fedlens.reporting.study.content import About, Answer, Chapter, Content
 from fedlens.reporting.study.statistics import MIN_SEEDS, SIGNIFICANCE
 
 TEMPLATE, BIBLIOGRAPHY = "report.tex.j2", "references.bib"
@@ -86,6 +86,8 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         tuned=prose.tex(captions.tuned(content.chapters)),
         limit=prose.number(SIGNIFICANCE),
         min_seeds=prose.number(MIN_SEEDS),
+        family=prose.tex(captions.family(content)),
+        asked=_asked(content.asked),
     )
 
 
@@ -155,6 +157,12 @@ def _verdicts(content: Content) -> list[str]:
     rest = len(verdicts) - VERDICTS
     more = [f"{prose.counted(rest, 'more table')} in the HTML page"] if rest > 0 else []
     return [*verdicts[:VERDICTS], *more]
+
+
+def _asked(answers: Sequence[Answer]) -> dict[str, Any]:
+    """What the suite asked before its runs: rows of a table, and what its p-values rest on."""
+    rows = [[prose.tex(one.question), prose.tex(tables.contrast_value(one))] for one in answers]
+    return {"rows": rows, "note": prose.tex(captions.asked(answers)) if answers else ""}
 
 
 def _limits(content: Content) -> str:

@@ -3,9 +3,17 @@
 The number of seeds, whether a difference is significant, what was chosen and what was sent.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from fedlens.reporting.study.content import AlphaCurve, Cell, Chapter, Contrast, Grid
+from fedlens.reporting.study.content import (
+    AlphaCurve,
+    Answer,
+    Cell,
+    Chapter,
+    Content,
+    Contrast,
+    Grid,
+)
 from fedlens.reporting.study.labels import counted
 from fedlens.reporting.study.statistics import MIN_SEEDS, significant
 
@@ -13,6 +21,9 @@ UNTRAINED = "In some seeds the parameters before any training were the best on v
 DAGGER = "†"  # marks such cells
 TOO_FEW = "too few seeds to test"
 NOT_SIGNIFICANT = "not significant"
+NOT_TESTED = "not tested"  # the suite states its contrasts, and this is none of them
+NO_RUNS = "no runs yet"
+TABLE_FAMILY = "p is corrected (Holm) over all differences between rows, or between columns"
 
 
 def grids(chapter: Chapter) -> list[Grid]:
@@ -42,13 +53,47 @@ def untrained(cell: Cell) -> str:
     return f"best before training in {cell.untrained} of {counted(len(cell.seeds), 'seed')}"
 
 
-def verdict(contrast: Contrast) -> str:
-    """'higher', 'lower', 'not significant', or 'too few seeds to test'."""
+def tested(contrast: Contrast | Answer) -> bool:
+    """Whether it has enough seeds, and is among the contrasts that the suite states, if it does."""
+    stated = contrast.p is None or contrast.corrected is not None
+    return contrast.count >= MIN_SEEDS and stated
+
+
+def verdict(contrast: Contrast | Answer) -> str:
+    """'higher', 'lower', 'not significant', 'not tested', or why it cannot be tested."""
+    if contrast.mean is None:
+        return NO_RUNS
     if contrast.count < MIN_SEEDS:
         return TOO_FEW
+    if not tested(contrast):
+        return NOT_TESTED
     if not significant(contrast.corrected, contrast.count):
         return NOT_SIGNIFICANT
     return "higher" if contrast.mean > 0 else "lower"
+
+
+def family(content: Content) -> str:
+    """Over what p-values are corrected."""
+    if not content.asked:
+        return TABLE_FAMILY
+    return (
+        f"p is corrected (Holm) over the {counted(len(content.asked), 'contrast')} that the suite "
+        "states; other differences are not tested"
+    )
+
+
+def asked(answers: Sequence[Answer]) -> str:
+    """What the p-values of the stated contrasts rest on."""
+    known = [one.count for one in answers if one.count]
+    seeds = f" over {span(known)}" if known else ""
+    fewest = min((count for count in known if count >= MIN_SEEDS), default=MIN_SEEDS)
+    return (
+        f"Paired differences in points of test accuracy{seeds}, with 95 % intervals; the effect is "
+        "in standard deviations of the differences. p: Student's paired test, corrected (Holm) "
+        f"over all {counted(len(answers), 'contrast')} of this list, which the suite states before "
+        "its runs. At so few seeds the test rests on normal differences; a test by exact sign "
+        f"flips could not go below p = {2 ** (1 - fewest):.2g} at {fewest} seeds."
+    )
 
 
 def tuned(chapters: Iterable[Chapter]) -> str:

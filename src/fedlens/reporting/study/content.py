@@ -80,7 +80,8 @@ class Contrast:
     half: float | None
     count: int
     p: float | None
-    corrected: float | None  # p by Holm's method over the table's contrasts of this kind
+    corrected: float | None  # p by Holm's method over the table's contrasts of this kind, or over
+    # those that the suite states; None where the suite does not state this one
     turned: bool = False  # `row` and `against` are columns of the table, `column` is a row
 
     @property
@@ -89,6 +90,22 @@ class Contrast:
         if self.turned:
             return (self.column, self.row), (self.column, self.against)
         return (self.row, self.column), (self.against, self.column)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A contrast that the suite stated before its runs: its first cell minus its second."""
+
+    question: str
+    first: str  # labels of the cells in the suite
+    second: str
+    mean: float | None  # None: the cells share no seed yet
+    half: float | None
+    count: int
+    effect: float | None  # the mean in standard deviations of the differences between seeds
+    p: float | None
+    corrected: float | None  # p by Holm's method over all contrasts of the suite
+    runs: list[list[str]]  # of each cell
 
 
 @dataclass(frozen=True)
@@ -258,6 +275,7 @@ class Content:
     audit: list[Check]
     runs: list[Provenance]
     unfinished: dict[str, str]  # run → state
+    asked: list[Answer] = field(default_factory=list)  # what the suite asked before its runs
 
     def question(self, grid: Grid | CurveSet) -> Question:
         return next(one for one in self.questions if one.name == grid.question)

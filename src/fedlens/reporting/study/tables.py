@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from fedlens.reporting.study import captions
-from fedlens.reporting.study.content import Cell, Contrast, Grid
+from fedlens.reporting.study.content import Answer, Cell, Contrast, Grid
 from fedlens.reporting.study.labels import NONE
 
 SPECIAL = {
@@ -35,6 +35,10 @@ DIFFERENCES = (
     "table", "row", "against", "column", "difference", "half width", "shared seeds", "p",
     "p corrected",
 )  # fmt: skip
+ASKED = (
+    "question", "first", "second", "difference", "half width", "shared seeds", "effect", "p",
+    "p corrected",
+)  # fmt: skip
 
 
 def value(cell: Cell, *, lr: bool = False) -> str:
@@ -48,8 +52,10 @@ def value(cell: Cell, *, lr: bool = False) -> str:
     return f"{number} ({', '.join(notes)})" if notes else number
 
 
-def contrast_value(contrast: Contrast) -> str:
+def contrast_value(contrast: Contrast | Answer) -> str:
     """'+1.20 ± 0.45 (p = 0.012)', '+0.10 ± 0.90 (p = 0.700, not significant)', …"""
+    if contrast.mean is None:
+        return captions.verdict(contrast)
     number = f"{contrast.mean:+.2f}".replace("-", "−")
     spread = "" if contrast.half is None else f" ± {contrast.half:.2f}"
     p, verdict = contrast.corrected, captions.verdict(contrast)
@@ -60,8 +66,11 @@ def contrast_value(contrast: Contrast) -> str:
     return f"{number}{spread} ({', '.join(notes)})"
 
 
-def markdown(grid: Grid) -> str:
-    """The accuracies, the number of seeds, and the differences if there are any."""
+def markdown(grid: Grid, family: str = captions.TABLE_FAMILY) -> str:
+    """The accuracies, the number of seeds, and the differences if there are any.
+
+    `family` says over what p-values are corrected.
+    """
     rates = rates_differ(grid)
     lines = _markdown(
         [grid.corner, *grid.columns],
@@ -74,17 +83,41 @@ def markdown(grid: Grid) -> str:
     start = f" {captions.DAGGER} {captions.UNTRAINED}" if marked else ""
     lines += ["", f"n = {captions.seeds(grid)}.{start}"]
     if grid.contrasts:
-        lines += [
-            "",
-            "Differences over shared seeds; p is corrected (Holm) over all differences between "
-            "rows, or between columns:",
-            "",
-        ]
+        lines += ["", f"Differences over shared seeds; {family}:", ""]
         lines += _markdown(
             ["row", "minus", "column", "difference", "seeds"],
             [[c.row, c.against, c.column, contrast_value(c), str(c.count)] for c in grid.contrasts],
         )
     return "\n".join(lines) + "\n"
+
+
+def asked(answers: Sequence[Answer]) -> str:
+    """The contrasts that the suite stated before its runs."""
+    lines = [captions.asked(answers), ""]
+    lines += _markdown(
+        ["question", "difference", "effect", "seeds"],
+        [
+            [f"{one.question}: {one.first}, minus {one.second}", contrast_value(one), _effect(one),
+             str(one.count)]
+            for one in answers
+        ],
+    )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def asked_csv(answers: Sequence[Answer]) -> str:
+    """A line per contrast that the suite stated."""
+    return _csv(
+        ASKED,
+        (
+            (a.question, a.first, a.second, a.mean, a.half, a.count, a.effect, a.p, a.corrected)
+            for a in answers
+        ),
+    )
+
+
+def _effect(answer: Answer) -> str:
+    return NONE if answer.effect is None else f"{answer.effect:+.1f}".replace("-", "−")
 
 
 def to_csv(grid: Grid) -> str:
