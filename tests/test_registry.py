@@ -438,7 +438,8 @@ def test_a_mask_rule_and_a_head_from_outside_need_no_traits() -> None:
     try:
         config = compose("sparse_fedavg", ["sparse.rule=my_rule", "head=my_head"])
         assert config.head.name == "my_head"
-        assert config.head.parameters == {"power": 1.0, "freeze": True, "dropout": 0.0}
+        read = {"layers": 0, "tokens": "class", "random_features": None}
+        assert config.head.parameters == {"power": 1.0, "freeze": True, "dropout": 0.0, **read}
         assert (labels(config)["mask_rule"], labels(config)["head"]) == ("my rule", "my head")
         assert "_my-rule-0.1_" in run_name(config)
     finally:

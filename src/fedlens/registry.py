@@ -1010,6 +1010,12 @@ head = Registry(
         Parameter("freeze", bool, FromTrait("fitted", True), None,
                   "do not train the head with the backbone; true for heads that were fitted first"),
         Parameter("dropout", float, 0.0, Range("[0, 1)"), "on the features before the head"),
+        Parameter("layers", int, FromTrait("layers", 0), Range("[0, inf)"),
+                  "how many of the last blocks the head reads besides the backbone's output"),
+        Parameter("tokens", Literal["class", "mean", "both"], FromTrait("tokens", "class"), None,
+                  "which tokens of a layer it reads; without a class token, the mean of all"),
+        Parameter("random_features", int | None, None, Range("[1, inf)"),
+                  "read so many random features of those tokens instead; null: the tokens"),
     ),
     doc="""The linear layer on the backbone's features, and how it is found.
 

@@ -151,7 +151,7 @@ def test_statistics_of_shards_add_up_to_those_of_the_whole() -> None:
 def test_the_bytes_that_clients_send_are_those_of_their_statistics() -> None:
     _, facts = fit("ridge", split("iid", 7, 0), **FIXED)
     one = Statistics.of(TRAIN.features[:3], TRAIN.labels[:3], CLASSES)
-    assert facts["statistics_bytes_up"] == 7 * len(save(vars(one)))
+    assert facts["statistics_bytes_up"] == 7 * len(save(one.sent()))
     _, facts = fit("ridge", **FIXED)
     assert "statistics_bytes_up" not in facts
 

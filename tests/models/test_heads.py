@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
 from torch import nn
 from torch.nn import functional as F
 
@@ -226,9 +227,82 @@ def test_fit_ridge_takes_arrays_and_counts_classes() -> None:
     assert heads.fit_ridge(x, labels, l2=2.0, classes=9).out_features == 9
 
 
-def test_shapes_are_those_of_the_statistics() -> None:
+def test_what_is_sent_is_half_and_gives_the_same_head() -> None:
     made = Statistics.of(*sample(0), 4)
-    assert Statistics.shapes(7, 4) == {name: tuple(v.shape) for name, v in vars(made).items()}
+    sent = made.sent()
+    assert Statistics.sent_shapes(7, 4) == {name: tuple(v.shape) for name, v in sent.items()}
+    assert sent["xtx"].numel() == 7 * 8 // 2
+    back = Statistics.received(sent)
+    torch.testing.assert_close(back.xtx, made.xtx)
+    for wide in (1, 100):  # both ways to solve
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heads, "WIDE", wide)
+            for one, other in zip(heads.solve(back, [0.1]), heads.solve(made, [0.1]), strict=True):
+                assert torch.equal(one[0], other[0])
+                assert torch.equal(one[1], other[1])
+
+
+def test_deep_ridge_is_ridge_on_standardised_features() -> None:
+    x, labels = sample(0)
+    x = x * torch.logspace(-2, 2, 7) + torch.arange(7.0)
+    fitted, _ = heads.deep_ridge(Statistics.of(x, labels, 4), None, l2=3.0, temperature=1.0)
+    z = (x - x.mean(0)) / x.std(0, correction=0)
+    plain = heads.fit_ridge(z, labels, l2=3.0, classes=4)
+    torch.testing.assert_close(fitted(x.float()), plain(z.float()), rtol=1e-3, atol=1e-4)
+
+
+def test_a_feature_that_never_changes_has_no_say() -> None:
+    x, labels = sample(0)
+    x[:, 3] = 5.0
+    fitted, _ = heads.deep_ridge(Statistics.of(x, labels, 4), None, l2=3.0, temperature=1.0)
+    others = [0, 1, 2, 4, 5, 6]
+    without, _ = heads.deep_ridge(
+        Statistics.of(x[:, others], labels, 4), None, l2=3.0, temperature=1.0
+    )
+    assert fitted.weight[:, 3].abs().max() < 1e-6
+    torch.testing.assert_close(
+        fitted(x.float()), without(x[:, others].float()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_wide_features_are_solved_by_factors_with_the_same_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statistics = Statistics.of(*sample(0), 4)
+    eigen = list(heads.solve(statistics, [0.1, 10.0]))
+    monkeypatch.setattr(heads, "WIDE", 3)
+    for (weight, bias), (other, more) in zip(
+        heads.solve(statistics, [0.1, 10.0]), eigen, strict=True
+    ):
+        torch.testing.assert_close(weight, other)
+        torch.testing.assert_close(bias, more)
+    with pytest.raises(FedlensError, match="must be positive"):
+        next(heads.solve(statistics, [0.0]))
+
+
+def test_the_gaussian_head_is_linear_discriminant_analysis() -> None:
+    x, labels = sample(0)
+    fitted, chosen = heads.gaussian(
+        Statistics.of(x, labels, 4), None, shrinkage=1e-9, temperature=1.0
+    )
+    wide = x.double()
+    means = torch.stack([wide[labels == one].mean(0) for one in range(4)])
+    within = wide - means[labels]
+    covariance = (within.T @ within / len(x)).numpy()
+    scores = [
+        torch.as_tensor(multivariate_normal(means[one].numpy(), covariance).logpdf(wide.numpy()))
+        + ((labels == one).double().mean()).log()
+        for one in range(4)
+    ]
+    posterior = torch.stack(scores, 1).softmax(1).float()
+    torch.testing.assert_close(fitted(x.float()).softmax(1), posterior, rtol=1e-3, atol=1e-3)
+    assert chosen == {"shrinkage": 1e-9, "temperature": 1.0}
+
+
+def test_a_class_without_samples_never_wins_under_the_gaussian_head() -> None:
+    x, labels = sample(0)
+    fitted, _ = heads.gaussian(Statistics.of(x, labels, 6), (x.float(), labels))
+    assert set(fitted(x.float()).argmax(1).tolist()) <= {0, 1, 2, 3}
 
 
 def test_rows_say_how_a_head_is_made() -> None:
@@ -237,6 +311,8 @@ def test_rows_say_how_a_head_is_made() -> None:
         ("trained", True, "training"),
         ("ridge", True, "statistics"),
         ("class_means", True, "statistics"),
+        ("deep_ridge", True, "statistics"),
+        ("gaussian", True, "statistics"),
     ]
 
 

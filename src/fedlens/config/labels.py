@@ -15,7 +15,7 @@ def labels(config: Config) -> dict[str, str]:
     shown = {
         "data": _label(config, "data"),
         "backbone": backbone.spelled(config.backbone),
-        "head": _label(config, "head"),
+        "head": head(config),
         "trainable": trainable(config),
         "optimizer": _label(config, "train.optimizer"),
     }
@@ -24,6 +24,18 @@ def labels(config: Config) -> dict[str, str]:
     if config.federated.clients is not None:
         shown |= {"partition": partition(config), "algorithm": algorithm(config)}
     return shown
+
+
+def head(config: Config) -> str:
+    """'ridge head', 'deep ridge head on 6 blocks', …: with what it reads besides the output."""
+    chosen = config.head
+    parts = [f"{chosen.layers} block{'s' * (chosen.layers > 1)}"] if chosen.layers else []
+    if chosen.random_features is not None:
+        parts.append(f"{chosen.random_features:,} random features")
+    tokens = {"class": "", "mean": "mean tokens", "both": "class and mean tokens"}[chosen.tokens]
+    if tokens and row_of(config, "head").defaults["tokens"] != chosen.tokens:
+        parts.append(tokens)
+    return _label(config, "head") + (f" on {', '.join(parts)}" if parts else "")
 
 
 def partition(config: Config) -> str:

@@ -19,6 +19,7 @@ from fedlens.cache import recall, store
 from fedlens.data.examples import Examples, in_order
 from fedlens.errors import FedlensError
 
+WHOLE = "features.safetensors"
 CHUNK = 2048  # examples; half a minute or so of a small ViT on a laptop
 
 
@@ -41,10 +42,8 @@ def features(
     count = len(examples)
     if not count:
         raise ValueError("there are no examples to compute features of")
-    identity = {**key, "examples": count, "chunk": CHUNK, "batch_size": batch_size}
-    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    folder = (root or files.cache_dir()) / "features" / name
-    whole, chunks = folder / "features.safetensors", folder / "chunks"
+    identity, folder = _entry(count, key, batch_size, root)
+    whole, chunks = folder / WHOLE, folder / "chunks"
 
     spans = in_order(count, CHUNK)
 
@@ -91,6 +90,23 @@ def features(
         )
     shutil.rmtree(chunks, ignore_errors=True)
     return result
+
+
+def stored(
+    count: int, key: Mapping[str, object], *, batch_size: int = 256, root: Path | None = None
+) -> torch.Tensor | None:
+    """The features of `count` examples that `features` has cached under `key`, if it has."""
+    _, folder = _entry(count, key, batch_size, root)
+    return _recall(folder / WHOLE, count)
+
+
+def _entry(
+    count: int, key: Mapping[str, object], batch_size: int, root: Path | None
+) -> tuple[dict[str, object], Path]:
+    """What an entry is identified by, and its folder."""
+    identity = {**key, "examples": count, "chunk": CHUNK, "batch_size": batch_size}
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    return identity, (root or files.cache_dir()) / "features" / name
 
 
 def _checked(batch: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from fedlens import params
 from fedlens.config.compose import row_of
 from fedlens.config.schema import Config, batch_norm, head_only
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
-from fedlens.data.features import features
+from fedlens.data.features import features, stored
 from fedlens.data.images import Images
 from fedlens.data.partition import Partition
 from fedlens.data.splits import Choice, SealedTest
@@ -28,6 +28,7 @@ from fedlens.models import backbones, heads, lora, weights
 from fedlens.models import batch_norm as batch_norms
 from fedlens.models.blocks import freeze_blocks
 from fedlens.models.classifier import Classifier
+from fedlens.models.deep_features import Reading, deepen
 from fedlens.registry import RowSettings
 from fedlens.registry import dataset as dataset_registry
 from fedlens.registry import head as head_registry
@@ -157,6 +158,7 @@ def build(
     augmented = replace(plain, augmentation=Augmentation(**asdict(config.augment)))
     extractor = Extractor(
         backbone,
+        reading(config),
         row,
         plain,
         precision,
@@ -226,9 +228,13 @@ def weights_file(backbone: RowSettings, stop: StopRequest) -> Path:
 
 @dataclass(frozen=True)
 class Extractor:
-    """Features of whole splits, through the disk cache."""
+    """Features of whole splits, through the disk cache.
+
+    Those of a reading are the first ones of a deeper reading, which may be cached already.
+    """
 
     backbone: nn.Module
+    reading: Reading
     row: backbones.Backbone
     pipeline: Pipeline
     precision: Precision
@@ -255,6 +261,11 @@ class Extractor:
         factors = lora.names(self.backbone)  # they start at zero, so features are the same
         parameters = params.digest(lora.plain(factors, self.backbone.state_dict()))
         key = {**self.key(split, per_class), "parameters": parameters}
+        for one in (self.reading, *self.reading.deeper(self.backbone)):
+            found = stored(len(images), {**key, **one.key})
+            if found is not None:
+                return found[:, : backbones.width(self.backbone)].to(self.device)
+        key |= self.reading.key
         examples = ImageExamples(images, None, self.pipeline)
         with progress_bar(f"features of the {split} images", self.stop) as progress:
             extracted = features(
@@ -284,10 +295,21 @@ def _backbone(
 
 
 def prepare(config: Config, backbone: nn.Module) -> None:
-    """Freezes what the config does not train, and adds what it trains instead, such as LoRA."""
+    """Freezes what the config does not train, adds what it trains instead, such as LoRA, and lets
+    the backbone give all that the head reads."""
     stream = Stream(config.seed, ("trainable",))
     row_of(config, "train.trainable").make(backbone, stream, **config.train.trainable.parameters)
     freeze_blocks(backbone, config.backbone.freeze_blocks)
+    resolution = backbones.checked_resolution(
+        backbones.find(config.backbone), config.backbone.resolution
+    )
+    deepen(backbone, reading(config), resolution=resolution)
+
+
+def reading(config: Config) -> Reading:
+    """What of the backbone the head reads."""
+    head = config.head
+    return Reading(head.layers, head.tokens, head.random_features, seed=config.seed)
 
 
 def _plugin(config: Config) -> dict[str, str]:

@@ -18,12 +18,14 @@ from fedlens import params, rng
 from fedlens.config import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
+from fedlens.experiments.build import reading
 from fedlens.experiments.loaded_run import LoadedRun
 from fedlens.experiments.local_data import dataset
 from fedlens.experiments.provenance import setting
 from fedlens.models import backbones, heads
 from fedlens.models.backbones import Backbone
 from fedlens.models.classifier import Classifier
+from fedlens.models.deep_features import deepen
 from fedlens.registry import backbone as backbone_registry
 from fedlens.store.analysis_records import require_result
 
@@ -56,7 +58,7 @@ def whole_model(run: LoadedRun, config: Config) -> WholeModel:
     row = backbones.find(config.backbone)
     resolution = config.backbone.resolution
     assert resolution is not None  # a run's own config has it
-    model = _plain_model(run, row, resolution)
+    model = _plain_model(run, config, row, resolution)
     form = _timm_form(model.backbone, resolution)
     tensors = _named(model, form.classifier) if form else {}
     loadable = form is not None and _timm_agrees(form, tensors, model, resolution)
@@ -68,7 +70,7 @@ def whole_model(run: LoadedRun, config: Config) -> WholeModel:
     return WholeModel(tensors, _config(run, config, row, model, form, loadable=loadable))
 
 
-def _plain_model(run: LoadedRun, row: Backbone, resolution: int) -> Classifier:
+def _plain_model(run: LoadedRun, config: Config, row: Backbone, resolution: int) -> Classifier:
     """A new model with the run's parameters, and with the buffers of its backbone.
 
     `tuned` has the parameters of the model that was trained, which is the head alone where it was
@@ -80,7 +82,9 @@ def _plain_model(run: LoadedRun, row: Backbone, resolution: int) -> Classifier:
     known |= run.tuned
     classes, width = known["head.weight"].shape
     head = heads.linear(width, classes, seed=0)
-    model = Classifier(backbones.create(row, resolution=resolution), head)
+    backbone = backbones.create(row, resolution=resolution)
+    deepen(backbone, reading(config), resolution=resolution)
+    model = Classifier(backbone, head)
     state = {name: known[name] for name in model.state_dict() if name in known}
     if fault := params.mismatch(model.state_dict(), state):
         raise FedlensError(f"The model of {run.folder.name} is not complete: {fault}.")
@@ -183,6 +187,7 @@ def _config(
             "backbone": row.name,
             "own_backbone": backbone_registry[config.backbone.name].function is not None,
             "features": config.backbone.features,
+            "reading": reading(config).content,
             "resolution": resolution,
             "classifier": list(form.classifier),
             "loads_in_timm": loadable,

@@ -29,7 +29,7 @@ from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
 
 WEIGHT, BIAS = "head.weight", "head.bias"
-STATISTICS_VERSION = 1  # to be raised whenever the same features would give other bits
+STATISTICS_VERSION = 2  # to be raised whenever the same features would give other bits
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def fit_head(
     statistics = clients.statistics(width, classes)
     measurements: dict[str, Any] = {}
     if federated:
-        size = wire.size(vars(statistics))
+        size = wire.size(statistics.sent())
         measurements["statistics_bytes_up"] = len(clients.sizes) * size
     head, chosen = row.make(statistics, (validation.features, validation.labels), **parameters)
     measurements |= chosen
@@ -119,8 +119,8 @@ def cached_statistics(
     key = (STATISTICS_VERSION, content, experiment.classes, threads, torch.__version__)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     path = files.cache_dir() / "statistics" / f"{name}.safetensors"
-    tensors = cached(path, lambda: vars(compute()), threads=threads, check=check)
-    return Statistics(**tensors)
+    tensors = cached(path, lambda: compute().sent(), threads=threads, check=check)
+    return Statistics.received(tensors)
 
 
 def train_head(

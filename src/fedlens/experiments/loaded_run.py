@@ -150,7 +150,8 @@ def _start_with_ridge_head(
     config: Config, device: torch.device, stop: StopRequest
 ) -> dict[str, torch.Tensor]:
     """What a run started from, but with a ridge head on the frozen backbone."""
-    ridge = head_registry.settings({"name": "ridge", "dropout": config.head.dropout}, "head")
+    same = {key: config.head[key] for key in ("dropout", "layers", "tokens", "random_features")}
+    ridge = head_registry.settings({"name": "ridge", **same}, "head")
     experiment, _ = _prepared(replace(config, head=ridge), device, stop)
     return _parameters(experiment.model)
 

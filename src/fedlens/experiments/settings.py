@@ -28,6 +28,7 @@ from fedlens.federated.host import CalibrationSettings
 from fedlens.federated.sampling import draw_cohort
 from fedlens.federated.tasks import Engine
 from fedlens.registry import Row, backbone, diagnostic
+from fedlens.registry import head as head_registry
 from fedlens.training.optimizers import ClientOptimizer
 from fedlens.training.precision import Precision
 from fedlens.training.step import StepSettings
@@ -85,7 +86,7 @@ def head(config: Config, precision: Precision) -> HeadSettings:
     row = row_of(config, "head")
     if row.traits.get("by") == "training":
         return HeadSettings(row, training=head_training(config, precision))
-    common = {"freeze", "dropout"}
+    common = {one.name for one in head_registry.common}
     parameters = {k: v for k, v in config.head.parameters.items() if k not in common}
     return HeadSettings(row, parameters)
 

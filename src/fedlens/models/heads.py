@@ -1,11 +1,12 @@
 """Linear heads: trained, or in closed form from statistics that add up over clients.
 
 Ridge with a free intercept: W = (S + λI)⁻¹ Xᵀ(Y − ȳ) and b = ȳ − W x̄, where S = Xᵀ(X − x̄).
-Hoerl & Kennard, 1970; federated: Fanì et al., 2024, https://arxiv.org/abs/2406.01116.
+Hoerl & Kennard, 1970; federated: Fanì et al., 2024, https://arxiv.org/abs/2406.01116. Which layers
+of the backbone the features come from is for `deep_features` to say.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,6 +21,9 @@ from fedlens.errors import FedlensError
 from fedlens.registry import Range, head
 
 GRID = tuple(10.0**power for power in range(-2, 7))
+TINY = 1e-12  # a variance that is rounding
+SHRINKAGES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
+WIDE = 1024  # features, above which a factorisation for each λ is cheaper than eigenvectors
 UNSEEN_BIAS = -1e9  # of a class without samples: finite, and below any score
 
 Labelled = tuple[torch.Tensor, torch.Tensor]  # features [N, D] and labels [N]
@@ -38,9 +42,9 @@ class Statistics:
         cls, features: torch.Tensor, labels: torch.Tensor, classes: int, *, chunk: int = 4096
     ) -> "Statistics":
         """Converts `chunk` rows at a time to float64, so that no copy of all features is made."""
-        shapes = cls.shapes(features.shape[1], classes)
-        xtx = torch.zeros(shapes["xtx"], dtype=torch.float64)
-        class_sums = torch.zeros(shapes["class_sums"], dtype=torch.float64)
+        width = features.shape[1]
+        xtx = torch.zeros(width, width, dtype=torch.float64)
+        class_sums = torch.zeros(classes, width, dtype=torch.float64)
         labels = labels.cpu()
         for start in range(0, len(labels), chunk):
             rows = slice(start, start + chunk)
@@ -50,10 +54,47 @@ class Statistics:
         counts = torch.bincount(labels, minlength=classes).double()
         return cls(xtx, class_sums, counts)
 
+    @property
+    def total(self) -> torch.Tensor:
+        return self.counts.sum()
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """[D], of all features."""
+        return self.class_sums.sum(0) / self.total
+
+    @property
+    def centred(self) -> torch.Tensor:
+        """[D, D], Σ (x − x̄)(x − x̄)ᵀ."""
+        return self.xtx - self.total * torch.outer(self.mean, self.mean)
+
+    @property
+    def deviations(self) -> torch.Tensor:
+        """[D], the standard deviation of each feature; 1 for one that never changes."""
+        variances = self.centred.diagonal() / self.total
+        return variances.clamp(min=0).sqrt().where(variances > TINY, torch.ones(()).double())
+
+    def sent(self) -> dict[str, torch.Tensor]:
+        """The numbers that travel: of XᵀX, which is symmetric, the half that solvers read."""
+        width = len(self.xtx)
+        lower = self.xtx[*torch.tril_indices(width, width)]
+        return {"xtx": lower, "class_sums": self.class_sums, "counts": self.counts}
+
     @classmethod
-    def shapes(cls, width: int, classes: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field, all of them float64."""
-        return {"xtx": (width, width), "class_sums": (classes, width), "counts": (classes,)}
+    def received(cls, sent: Mapping[str, torch.Tensor]) -> "Statistics":
+        """The inverse of `sent`."""
+        width = sent["class_sums"].shape[1]
+        rows, columns = torch.tril_indices(width, width)
+        xtx = torch.empty(width, width, dtype=sent["xtx"].dtype)
+        xtx[rows, columns] = sent["xtx"]
+        xtx[columns, rows] = sent["xtx"]
+        return cls(xtx, sent["class_sums"], sent["counts"])
+
+    @staticmethod
+    def sent_shapes(width: int, classes: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor in `sent`, all of them float64."""
+        half = width * (width + 1) // 2
+        return {"xtx": (half,), "class_sums": (classes, width), "counts": (classes,)}
 
     def __add__(self, other: "Statistics") -> "Statistics":
         if self.class_sums.shape != other.class_sums.shape:
@@ -104,14 +145,70 @@ def ridge(
     ] = None,
 ) -> tuple[nn.Linear, dict[str, float]]:
     """Minimises Σ‖W x + b − onehot(y)‖² + λ‖W‖², with λ = l2."""
-    if l2 is not None:
-        fitted = next(ridge_path(statistics, [l2]))
-    elif validation is not None:
-        fitted, l2 = choose_ridge(statistics, *validation)
+    return _ridge(statistics, validation, l2, temperature, scale=None)
+
+
+@head(
+    label="deep ridge head",
+    paper="Evci et al., 2022, https://arxiv.org/abs/2201.03529",
+    fitted=True,
+    by="statistics",
+    layers=6,
+    tokens="both",
+    order=5,
+)
+def deep_ridge(
+    statistics: Statistics,
+    validation: Labelled | None,
+    *,
+    l2: Annotated[float | None, Range("(0, inf)"), "null: chosen on validation"] = None,
+    temperature: Annotated[
+        float | None, Range("(0, inf)"), "scale of the logits; null: fitted on validation"
+    ] = None,
+) -> tuple[nn.Linear, dict[str, float]]:
+    """Ridge on the tokens of several blocks, each feature standardised by the clients' sums.
+
+    With z = (x − x̄)/σ it minimises Σ‖W z + b − onehot(y)‖² + λ‖W‖²; the head that is returned reads
+    x itself. The sums of the one message give x̄ and σ too.
+    """
+    return _ridge(statistics, validation, l2, temperature, scale=statistics.deviations)
+
+
+@head(
+    label="Gaussian head",
+    paper="Hastie, Tibshirani & Friedman, 2009, section 4.3",
+    fitted=True,
+    by="statistics",
+    order=6,
+)
+def gaussian(
+    statistics: Statistics,
+    validation: Labelled | None,
+    *,
+    shrinkage: Annotated[
+        float | None, Range("(0, 1]"), "γ, share of a diagonal Σ; null: chosen on validation"
+    ] = None,
+    temperature: Annotated[
+        float | None, Range("(0, inf)"), "scale of the logits; null: fitted on validation"
+    ] = None,
+) -> tuple[nn.Linear, dict[str, float]]:
+    """Linear discriminant analysis: classes are Gaussian with one covariance Σ.
+
+    W = Σ⁻¹μ and b = log π − μᵀΣ⁻¹μ/2, with Σ = (1 − γ)·S/N + γ·diag(S/N) and S the scatter within
+    classes. A class without samples never wins.
+    """
+    if shrinkage is None:
+        if validation is None:
+            raise FedlensError(
+                "shrinkage is chosen on validation data: give validation data or set shrinkage."
+            )
+        fitted, shrinkage = _most_accurate(
+            SHRINKAGES, (_gaussian(statistics, one) for one in SHRINKAGES), validation
+        )
     else:
-        raise FedlensError("l2 is chosen on validation data: give validation data or set l2.")
+        fitted = _gaussian(statistics, shrinkage)
     fitted, temperature = _calibrated(fitted, validation, temperature)
-    return fitted, {"l2": l2, "temperature": temperature}
+    return fitted, {"shrinkage": shrinkage, "temperature": temperature}
 
 
 @head(
@@ -176,29 +273,56 @@ def fit_ridge(
     return next(ridge_path(Statistics.of(features, labels, classes), [l2]))
 
 
-def ridge_path(statistics: Statistics, grid: Iterable[float]) -> Iterator[nn.Linear]:
-    """Ridge heads for every λ of `grid`, in its order, from one eigendecomposition."""
-    return (_as_linear(*solution) for solution in solve(statistics, grid))
+def ridge_path(
+    statistics: Statistics, grid: Iterable[float], *, scale: torch.Tensor | None = None
+) -> Iterator[nn.Linear]:
+    """Ridge heads for every λ of `grid`, in its order."""
+    return (_as_linear(*solution) for solution in solve(statistics, grid, scale=scale))
 
 
 def solve(
-    statistics: Statistics, grid: Iterable[float]
+    statistics: Statistics, grid: Iterable[float], *, scale: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(W [C, D], b [C]) in float64 for every λ: with S = QΛQᵀ, W = XᵀY_c · Q(Λ + λ)⁻¹Qᵀ."""
-    if not statistics.counts.sum() > 0:
+    """(W [C, D], b [C]) in float64 for every λ; the penalty is on `scale` · W, by default on W.
+
+    Up to `WIDE` features from one eigendecomposition, S = QΛQᵀ and W = XᵀY_c · Q(Λ + λ)⁻¹Qᵀ; else
+    from a Cholesky factor of S + λI for each λ.
+    """
+    if not statistics.total > 0:
         raise FedlensError("A ridge head needs at least one sample.")
-    total = statistics.counts.sum()
-    mean, prior = statistics.class_sums.sum(0) / total, statistics.counts / total
-    centred = statistics.xtx - total * torch.outer(mean, mean)
+    mean, prior = statistics.mean, statistics.counts / statistics.total
+    centred = statistics.centred
     cross = statistics.class_sums - torch.outer(statistics.counts, mean)
+    if scale is not None:
+        centred, cross = centred / torch.outer(scale, scale), cross / scale
+    weights = _by_eigenvectors if len(centred) <= WIDE else _by_cholesky
+    for weight in weights(centred, cross, grid):
+        whole = weight if scale is None else weight / scale
+        yield whole, prior - whole @ mean
+
+
+def _by_eigenvectors(
+    centred: torch.Tensor, cross: torch.Tensor, grid: Iterable[float]
+) -> Iterator[torch.Tensor]:
     values, vectors = torch.linalg.eigh(centred)
     values = values.clamp(min=0)  # S is positive semi-definite but for rounding
     rotated = cross @ vectors
-    for l2 in grid:
-        if not l2 > 0:
-            raise FedlensError(f"l2={l2} must be positive.")
-        weight = (rotated / (values + l2)) @ vectors.T
-        yield weight, prior - weight @ mean
+    for l2 in map(_positive, grid):
+        yield (rotated / (values + l2)) @ vectors.T
+
+
+def _by_cholesky(
+    centred: torch.Tensor, cross: torch.Tensor, grid: Iterable[float]
+) -> Iterator[torch.Tensor]:
+    for l2 in map(_positive, grid):
+        factor = torch.linalg.cholesky(centred + l2 * torch.eye(len(centred)).to(centred))
+        yield torch.cholesky_solve(cross.T, factor).T
+
+
+def _positive(l2: float) -> float:
+    if not l2 > 0:
+        raise FedlensError(f"l2={l2} must be positive.")
+    return l2
 
 
 def choose_ridge(
@@ -206,18 +330,62 @@ def choose_ridge(
     features: torch.Tensor,
     labels: torch.Tensor,
     grid: Iterable[float] = GRID,
+    *,
+    scale: torch.Tensor | None = None,
 ) -> tuple[nn.Linear, float]:
     """The ridge head, and its λ, most accurate on validation data; ties go to the larger λ."""
     penalties = sorted(grid)
+    if not penalties:
+        raise FedlensError("The grid of l2 is empty.")
+    path = ridge_path(statistics, penalties, scale=scale)
+    return _most_accurate(penalties, path, (features, labels))
+
+
+def _most_accurate(
+    values: Iterable[float], candidates: Iterable[nn.Linear], validation: Labelled
+) -> tuple[nn.Linear, float]:
+    """The head, and its value, most accurate on validation data; ties go to the later one."""
+    features, labels = validation
     best, chosen = -1, None
-    for l2, fitted in zip(penalties, ridge_path(statistics, penalties), strict=True):
+    for value, fitted in zip(values, candidates, strict=True):
         with torch.no_grad():
             correct = int((fitted.to(features.device)(features).argmax(1) == labels).sum())
         if correct >= best:
-            best, chosen = correct, (fitted, l2)
-    if chosen is None:
-        raise FedlensError("The grid of l2 is empty.")
+            best, chosen = correct, (fitted, value)
+    assert chosen is not None
     return chosen
+
+
+def _ridge(
+    statistics: Statistics,
+    validation: Labelled | None,
+    l2: float | None,
+    temperature: float | None,
+    *,
+    scale: torch.Tensor | None,
+) -> tuple[nn.Linear, dict[str, float]]:
+    if l2 is not None:
+        fitted = next(ridge_path(statistics, [l2], scale=scale))
+    elif validation is not None:
+        fitted, l2 = choose_ridge(statistics, *validation, scale=scale)
+    else:
+        raise FedlensError("l2 is chosen on validation data: give validation data or set l2.")
+    fitted, temperature = _calibrated(fitted, validation, temperature)
+    return fitted, {"l2": l2, "temperature": temperature}
+
+
+def _gaussian(statistics: Statistics, shrinkage: float) -> nn.Linear:
+    if not statistics.total > 0:
+        raise FedlensError("A Gaussian head needs at least one sample.")
+    counts, total = statistics.counts, statistics.total
+    means = statistics.class_sums / counts.clamp(min=1)[:, None]
+    within = (statistics.xtx - (means * counts[:, None]).T @ means) / total
+    variances = within.diagonal().clamp(min=TINY * max(1.0, float(within.diagonal().max())))
+    covariance = (1 - shrinkage) * within + shrinkage * variances.diag()
+    weight = torch.cholesky_solve(means.T, torch.linalg.cholesky(covariance)).T
+    bias = (counts / total).clamp(min=TINY).log() - (weight * means).sum(1) / 2
+    unseen = counts == 0
+    return _as_linear(weight.masked_fill(unseen[:, None], 0), bias.masked_fill(unseen, UNSEEN_BIAS))
 
 
 def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:

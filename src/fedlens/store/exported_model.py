@@ -20,6 +20,7 @@ from fedlens.files import TEMPORARY, clear_partials, read_json, replacing, sha25
 from fedlens.models import backbones, heads
 from fedlens.models.backbones import Channels
 from fedlens.models.classifier import Classifier
+from fedlens.models.deep_features import Reading, deepen
 from fedlens.models.module_features import with_features
 from fedlens.params import Params
 
@@ -88,6 +89,7 @@ def load_model(
     weight, bias, rest = _split(config, tensors, folder)
     head = heads.linear(weight.shape[1], len(weight), seed=0)
     module = _build(folder, about, name, resolution, backbone)
+    deepen(module, _reading(about, folder), resolution=resolution)
     model = ExportedModel(module, head, pipeline, config)
     state = {f"backbone.{key}": value for key, value in rest.items()}
     state |= {"head.weight": weight, "head.bias": bias}
@@ -96,6 +98,18 @@ def load_model(
         raise FedlensError(f"{folder / TENSORS} does not fit the backbone {name}: {fault}.")
     model.load_state_dict(state)
     return model.eval()
+
+
+def _reading(about: Mapping[str, Any], folder: Path) -> Reading:
+    """What the head reads of the backbone; a folder that does not say has a head on its output."""
+    content = about.get("reading", {})
+    fields = {"layers": int, "tokens": str, "random_features": int | None, "seed": int}
+    fits = isinstance(content, dict) and all(
+        key in fields and isinstance(value, fields[key]) for key, value in content.items()
+    )
+    if not fits:
+        raise FedlensError(f"{folder / CONFIG} is damaged: fedlens.reading={content}.")
+    return Reading(**content)
 
 
 def check_target(folder: Path, run: str) -> None:

@@ -265,7 +265,7 @@ def test_scores_without_examples_are_an_error(count: int | None) -> None:
 def test_statistics_that_are_not_finite_are_an_error() -> None:
     def spoil(node: int, message: Message, reply: Message) -> Message:
         if message.content.config_records[CONFIG].get("ask") == "statistics":
-            shapes = Statistics.shapes(WIDTH, CLASSES).items()
+            shapes = Statistics.sent_shapes(WIDTH, CLASSES).items()
             values = {n: torch.full(s, torch.nan, dtype=torch.float64) for n, s in shapes}
             reply.content[ARRAYS] = messages.encode_tensors(values)
         return reply

@@ -105,7 +105,7 @@ def _query(message: Message, host: NodeHost) -> Message:
     if ask == "ready":
         reply = messages.query(ask)
     elif ask == "statistics":
-        reply = messages.query(ask, arrays=vars(host.statistics(setup, client)))
+        reply = messages.query(ask, arrays=host.statistics(setup, client).sent())
     elif ask == "sensitivity":
         like = host.layout(setup, "calibration")
         parameters = messages.decode_tensors(message.content.array_records[ARRAYS], like)

@@ -189,14 +189,14 @@ class FlowerClients:
     def statistics(self, width: int, classes: int) -> Statistics:
         like = {
             name: torch.empty(shape, dtype=torch.float64, device="meta")
-            for name, shape in Statistics.shapes(width, classes).items()
+            for name, shape in Statistics.sent_shapes(width, classes).items()
         }
         queries = {
             client: messages.query("statistics", client=client)
             for client in range(self.roster.clients)
         }
         replies = self._replies("statistics", queries)
-        return reduce(add, (Statistics(**_tensors(*reply, like)) for reply in replies))
+        return reduce(add, (Statistics.received(_tensors(*reply, like)) for reply in replies))
 
     def sensitivities(
         self, clients: Sequence[int], round_: int, parameters: Params

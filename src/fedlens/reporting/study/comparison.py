@@ -66,7 +66,8 @@ TRAINED = Axis(
     lambda m: (labels.trains(m), labels.trained(m)),
 )  # fmt: skip
 PART = Axis("trained part", ("train.trainable", "sparse"), labels.part, labels.part_order)
-HEAD_TYPE = replace(TRAINED, keys=("head.name", "head.freeze"))
+READING = ("head.layers", "head.tokens", "head.random_features")  # what of the backbone it reads
+HEAD_TYPE = replace(TRAINED, keys=("head.name", "head.freeze", *READING))
 
 
 def family(method: Method, *axes: Axis) -> str:

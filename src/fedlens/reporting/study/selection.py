@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from fedlens.registry import head
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.comparison import (
     MASK,
@@ -87,5 +86,5 @@ def head_without_training(methods: Methods, like: Method) -> list[Method]:
 
 def _fit(method: Method) -> dict[str, object]:
     """The settings that decide how its head is fitted."""
-    without = {one.name for one in head.common}
+    without = {"freeze", "dropout"}
     return {key: value for key, value in method.config["head"].items() if key not in without}

@@ -22,6 +22,7 @@ RANKING = 64  # bytes of every weight while masks are chosen: scores, their orde
 HALF = 0.6  # of the bytes that a step in float32 has alive, those of one in half precision
 STREAMED = ("mean", "fednova", "norm_clipping")  # aggregators that keep one sum, not all updates
 COPIES_WHILE_READ = 3  # of the training images
+GRAMS = 5  # copies of XᵀX while a head is solved
 SPARE = 1.1  # what the allocator holds, relative to what is alive
 
 
@@ -56,6 +57,8 @@ def _phases(config: Config, counts: Mapping[str, Count]) -> Iterator[float]:
     entries = _trained_entries(config, model)
     evaluating = size * model.peak
     yield kept + evaluating
+    if is_fitted(config):
+        yield kept + GRAMS * SUM * model.features**2
     if (calibration := counts.get("calibrate")) is not None:
         yield kept + size * calibration.peak + calibration.masked * (2 * WEIGHT + PLACE)
         yield kept + calibration.masked * RANKING
