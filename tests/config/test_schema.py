@@ -605,7 +605,7 @@ def test_adamw_refuses_what_it_does_not_define(overrides: list[str], complaint: 
         (["algorithm.scaffold=true", "algorithm.correction=ghbm"], "leave it or .*=ghbm out"),
         (["algorithm=feddyn", "algorithm.proximal=0.1"], "has a proximal term of its own"),
         (["algorithm=feddyn", "algorithm.aggregator=median"], "use algorithm.aggregator=mean"),
-        (["algorithm=feddyn", "algorithm.server.lr=2"], "algorithm.server=sgd with learning rate 1"),
+        (["algorithm=feddyn", "algorithm.server.lr=2"], "=sgd with learning rate 1"),
         (["algorithm=feddyn", "algorithm.correction.alpha=0"], "alpha=0.0 must be positive"),
         (["algorithm=feddyn", "train.trainable=lora", "train.trainable.average=products"],
          "is an exact mean, which algorithm.correction=feddyn moves on"),

@@ -68,7 +68,7 @@ def trained(name: str, *given: Any, **options: Any) -> Weights:
     return rounds(fed)[0].parameters
 
 
-# --- slow code: one tensor at a time, every model of every round kept ------------------------------
+# --- slow code: one tensor at a time, every model of every round kept ----------------------------
 
 
 def gradient(weights: Weights, task: ClientTask, step: int) -> Weights:
@@ -228,7 +228,7 @@ def test_feddyn_finds_the_common_optimum_where_averaging_does_not() -> None:
     assert abs(end(None)) > 0.1
 
 
-# --- where they are something simpler --------------------------------------------------------------
+# --- where they are something simpler ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -266,7 +266,7 @@ def test_a_round_adds_beta_times_the_momentum_whatever_the_optimizer(momentum: f
     torch.testing.assert_close(moving.data - now["w"], 0.8 * torch.tensor([1.0, -0.5]))
 
 
-# --- masks, engines, bytes, refusals ---------------------------------------------------------------
+# --- masks, engines, bytes, refusals -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

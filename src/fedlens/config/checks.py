@@ -169,8 +169,8 @@ def _trainable_checks(config: Config) -> list[tuple[bool, str]]:
     return [
         (
             averages or not of_correction.get("moves_model"),
-            f"algorithm.correction={corrects} computes the global model from the clients' mean: use "
-            "algorithm.aggregator=mean and algorithm.server=sgd with learning rate 1",
+            f"algorithm.correction={corrects} computes the global model from the clients' mean: "
+            "use algorithm.aggregator=mean and algorithm.server=sgd with learning rate 1",
         ),
         (
             not exact or not of_correction.get("moves_model"),
@@ -374,8 +374,8 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             not privacy.on or algorithm.correction.name == "none",
-            f"algorithm.correction={algorithm.correction.name} sends tensors beside the parameters, "
-            "which Flower's privacy modules do not take: use it without privacy",
+            f"algorithm.correction={algorithm.correction.name} sends tensors beside the "
+            "parameters, which Flower's privacy modules do not take: use it without privacy",
         ),
         (
             privacy.name != "central" or algorithm.sampling.name == "uniform",

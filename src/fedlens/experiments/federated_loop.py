@@ -1,9 +1,9 @@
 """Federated training: rounds of `FederatedAlgorithm.apply`, recorded, evaluated and saved.
 
 A checkpoint holds the server's state: global parameters, the server optimizer's moments and what
-a correction (SCAFFOLD, GHBM, …) remembers. Where an average of global models is evaluated, the model
-in a checkpoint is the average, so that selection and export read it as any other; what training
-continues from, and what the average remembers, are beside it.
+a correction (SCAFFOLD, GHBM, …) remembers. Where an average of global models is evaluated, the
+model in a checkpoint is the average, so that selection and export read it as any other; what
+training continues from, and what the average remembers, are beside it.
 """
 
 from collections.abc import Callable, Mapping

@@ -33,7 +33,7 @@ class CorrectionRound(Protocol):
         ...
 
     def result(self, change: Params, population: int) -> Corrected:
-        """After all updates; `change` is the aggregated one, and `population` counts all clients."""
+        """After all updates; `change` is the aggregated one, `population` counts all clients."""
         ...
 
 
