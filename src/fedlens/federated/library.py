@@ -407,7 +407,7 @@ def ghbm(
         model: As in `fedavg`.
         data: As in `fedavg`.
         clients: As in `fedavg`.
-        tau: τ, in rounds. 1/participation is the number in which cyclic sampling visits all clients.
+        tau: τ, in rounds: 1/participation of them visit all clients under cyclic sampling.
         beta: β, the share of the momentum that is added; 0 is FedAvg.
         **options: The other arguments of `fedavg`.
 
