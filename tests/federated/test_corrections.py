@@ -16,7 +16,7 @@ from fedlens.federated import wire
 from fedlens.federated.algorithms.fedcm import FedCM
 from fedlens.federated.algorithms.feddyn import FedDyn
 from fedlens.federated.algorithms.ghbm import GHBM
-from fedlens.federated.client import client_stream, local_order
+from fedlens.federated.client import Trainer, client_stream, local_order
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.engines.vectorised import Vectorised
 from fedlens.federated.library import Federation, fedavg, fedcm, feddyn, ghbm
@@ -87,11 +87,10 @@ def minus(one: Weights, other: Weights) -> Weights:
 
 def weighted_mean(models: Sequence[Weights], tasks: Sequence[ClientTask]) -> Weights:
     total = sum(task.examples for task in tasks)
-    return {
-        name: sum((one[name] * (task.examples / total) for one, task in zip(models, tasks)),
-                  start=torch.zeros_like(models[0][name]))
-        for name in models[0]
-    }  # fmt: skip
+    mean = params.zeros_like(models[0])
+    for one, task in zip(models, tasks, strict=True):
+        mean = {n: v + one[n] * (task.examples / total) for n, v in mean.items()}
+    return mean
 
 
 def slow_ghbm(cohorts: Sequence[Cohort], tau: int, beta: float) -> Weights:
@@ -304,8 +303,6 @@ def test_workers_give_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_heads_side_by_side_scale_their_gradients_too(scale: float) -> None:
-    from fedlens.federated.client import Trainer
-
     sizes = [6, 10, 4]
     local = local_training(momentum=0.5, gradient_scale=scale, proximal=0.1)
     trainer = Trainer(linear(), examples(), shards(sizes).shard, local, 7)

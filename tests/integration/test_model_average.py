@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.experiments.loaded_run import load_run
 from fedlens.experiments.run import start
+from fedlens.runtime.stop import StopRequest
 from fedlens.store.checkpoints import Checkpoints
 from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny
@@ -68,9 +70,6 @@ def test_an_average_without_earlier_rounds_changes_no_number(select: str, tiny: 
 def test_the_chosen_parameters_are_those_of_the_average(tiny: Tiny) -> None:
     average = ["algorithm.average=exponential", "algorithm.average.decay=0.5"]
     folder = start(tiny(*FEDERATED, *ON_FEATURES, *KEEP, *average))
-    from fedlens.experiments.loaded_run import load_run
-    from fedlens.runtime.stop import StopRequest
-
     run = load_run(RunFolder(Path(folder.path)), StopRequest())
     chosen = tensors(folder, (folder.result or {})["choice"]["unit"])
     assert all(torch.equal(run.tuned[name], value) for name, value in chosen.items())

@@ -63,22 +63,6 @@ FEDERATIONS = {
     "scaffold on features, one by one": [
         *ON_FEATURES, "algorithm=scaffold", "engine.vectorise=false",
     ],
-    "GHBM": [*ON_FEATURES, "algorithm=ghbm", "algorithm.correction.tau=2"],
-    "GHBM, sparse": [
-        "head=ridge", "sparse.density=0.1", "sparse.rule=random", "algorithm=ghbm",
-        "algorithm.average=last",
-    ],
-    "FedCM, workers": [
-        "train.trainable=last_blocks:1", "algorithm=fedcm", "engine=parallel",
-        "engine.threads_per_client=1", "engine.workers=2",
-    ],
-    "FedDyn": [*ON_FEATURES, "algorithm=feddyn", "algorithm.correction.alpha=0.1"],
-    "exponential average, BatchNorm averaged": [*RESNET, "algorithm.average=exponential"],
-    "exponential average, sparse, last selected": [
-        "head=ridge", "sparse.density=0.1", "sparse.rule=random", "evaluate.select=last",
-        "algorithm.average=exponential", "algorithm=fedadam", "algorithm.server.momentum=0",
-        "train.optimizer=adamw", "train.lr=0.001",
-    ],
     "fedavgm": [*ON_FEATURES, "algorithm=fedavgm"],
     "fedadam": [*ON_FEATURES, "algorithm=fedadam"],
     "fedyogi": [*ON_FEATURES, "algorithm=fedyogi"],
@@ -108,6 +92,22 @@ FEDERATIONS = {
     "workers": [
         "train.trainable=last_blocks:1",
         "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",
+    ],
+    "GHBM": [*ON_FEATURES, "algorithm=ghbm", "algorithm.correction.tau=2"],
+    "GHBM, sparse": [
+        "head=ridge", "sparse.density=0.1", "sparse.rule=random", "algorithm=ghbm",
+        "algorithm.average=last",
+    ],
+    "FedCM, workers": [
+        "train.trainable=last_blocks:1", "algorithm=fedcm", "engine=parallel",
+        "engine.threads_per_client=1", "engine.workers=2",
+    ],
+    "FedDyn": [*ON_FEATURES, "algorithm=feddyn", "algorithm.correction.alpha=0.1"],
+    "exponential average, BatchNorm averaged": [*RESNET, "algorithm.average=exponential"],
+    "exponential average, sparse, last selected": [
+        "head=ridge", "sparse.density=0.1", "sparse.rule=random", "evaluate.select=last",
+        "algorithm.average=exponential", "algorithm=fedadam", "algorithm.server.momentum=0",
+        "train.optimizer=adamw", "train.lr=0.001",
     ],
 }  # fmt: skip
 
