@@ -120,9 +120,7 @@ def slow_fedcm(cohorts: Sequence[Cohort], alpha: float, lr: float = LR) -> Weigh
             w = params.copy(now)
             for step in range(task.steps):
                 g = gradient(w, task, step)
-                w = {
-                    n: v - lr * (alpha * g[n] + (1 - alpha) * direction[n]) for n, v in w.items()
-                }
+                w = {n: v - lr * (alpha * g[n] + (1 - alpha) * direction[n]) for n, v in w.items()}
             ends.append(w)
         after = weighted_mean(ends, cohort.tasks)
         direction = {n: v / (lr * STEPS) for n, v in minus(now, after).items()}
@@ -141,9 +139,7 @@ def slow_feddyn(cohorts: Sequence[Cohort], alpha: float) -> tuple[Weights, Weigh
             w, dual = params.copy(now), duals[task.client]
             for step in range(task.steps):
                 g = gradient(w, task, step)
-                w = {
-                    n: v - LR * (g[n] - dual[n] + alpha * (v - now[n])) for n, v in w.items()
-                }
+                w = {n: v - LR * (g[n] - dual[n] + alpha * (v - now[n])) for n, v in w.items()}
             duals[task.client] = {n: dual[n] - alpha * (v - now[n]) for n, v in w.items()}
             ends.append(w)
         for end in ends:
@@ -321,9 +317,7 @@ def test_heads_side_by_side_scale_their_gradients_too(scale: float) -> None:
     names = tuple(start)
     assert len(names) == 2
     one_by_one = kept(Serial(trainer, 1), start, asked)
-    together = Vectorised(
-        examples(), shards(sizes).shard, local, 7, 1, names=(names[0], names[1])
-    )
+    together = Vectorised(examples(), shards(sizes).shard, local, 7, 1, names=(names[0], names[1]))
     for one, other in zip(one_by_one, kept(together, start, asked), strict=True):
         for name, value in one.parameters.items():
             torch.testing.assert_close(value, other.parameters[name])
@@ -364,9 +358,9 @@ def test_a_state_is_not_changed_by_its_round(name: str) -> None:
 def test_adamw_has_no_effective_steps_and_feddyn_needs_none() -> None:
     given = (model(), data(), clients())
     options = {**OPTIONS, "optimizer": AdamW()}
-    with pytest.raises(FedlensError, match="GHBM divides updates by .* only SGD"):
+    with pytest.raises(FedlensError, match=r"GHBM divides updates by .* only SGD"):
         ghbm(*given, tau=2, **options).init()
-    with pytest.raises(FedlensError, match="FedCM divides updates by .* only SGD"):
+    with pytest.raises(FedlensError, match=r"FedCM divides updates by .* only SGD"):
         fedcm(*given, **options).init()
     state, _, _ = rounds(feddyn(*given, **options))
     assert all(bool(value.isfinite().all()) for value in state.parameters.values())
