@@ -341,6 +341,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.1},
     "scaffold": {},
+    "ghbm": {"tau": 2},
+    "fedcm": {},
+    "feddyn": {},
     "fednova": {},
     "fedavgm": {},
     "fedadam": {"server_lr": 0.01},
@@ -749,7 +752,8 @@ def test_type_checkers_see_the_names_that_users_see() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["partition", "fisher", "mask", "calibrate", "fedavg", "fedprox", "scaffold", "fednova",
+    ["partition", "fisher", "mask", "calibrate", "fedavg", "fedprox", "scaffold", "ghbm",
+     "fedcm", "feddyn", "fednova",
      "fedavgm", "fedadam", "fedyogi", "SparseSGDM", "ridge", "task_vector", "apply_task_vector",
      "merge", "load_runs", "aggregator", "FedlensError"],
 )  # fmt: skip

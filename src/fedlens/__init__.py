@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from fedlens.federated.library import fedadam as fedadam
     from fedlens.federated.library import fedavg as fedavg
     from fedlens.federated.library import fedavgm as fedavgm
+    from fedlens.federated.library import fedcm as fedcm
+    from fedlens.federated.library import feddyn as feddyn
     from fedlens.federated.library import fednova as fednova
     from fedlens.federated.library import fedprox as fedprox
     from fedlens.federated.library import fedyogi as fedyogi
+    from fedlens.federated.library import ghbm as ghbm
     from fedlens.federated.library import scaffold as scaffold
     from fedlens.federated.rounds import FederatedAlgorithm as FederatedAlgorithm
     from fedlens.federated.rounds import RoundReport as RoundReport
@@ -33,12 +36,14 @@ if TYPE_CHECKING:
     from fedlens.registry import aggregator as aggregator
     from fedlens.registry import backbone as backbone
     from fedlens.registry import client_optimizer as client_optimizer
+    from fedlens.registry import correction as correction
     from fedlens.registry import dataset as dataset
     from fedlens.registry import diagnostic as diagnostic
     from fedlens.registry import engine as engine
     from fedlens.registry import head as head
     from fedlens.registry import mask_rule as mask_rule
     from fedlens.registry import merge_method as merge_method
+    from fedlens.registry import model_average as model_average
     from fedlens.registry import partitioner as partitioner
     from fedlens.registry import question as question
     from fedlens.registry import sampling as sampling
@@ -69,6 +74,9 @@ _PUBLIC = {
     "fedavg": "fedlens.federated.library:fedavg",
     "fedprox": "fedlens.federated.library:fedprox",
     "scaffold": "fedlens.federated.library:scaffold",
+    "ghbm": "fedlens.federated.library:ghbm",
+    "fedcm": "fedlens.federated.library:fedcm",
+    "feddyn": "fedlens.federated.library:feddyn",
     "fednova": "fedlens.federated.library:fednova",
     "fedavgm": "fedlens.federated.library:fedavgm",
     "fedadam": "fedlens.federated.library:fedadam",
@@ -93,6 +101,8 @@ _PUBLIC = {
     "aggregator": "fedlens.registry:aggregator",
     "server_optimizer": "fedlens.registry:server_optimizer",
     "client_optimizer": "fedlens.registry:client_optimizer",
+    "correction": "fedlens.registry:correction",
+    "model_average": "fedlens.registry:model_average",
     "sampling": "fedlens.registry:sampling",
     "diagnostic": "fedlens.registry:diagnostic",
     "mask_rule": "fedlens.registry:mask_rule",

@@ -753,6 +753,49 @@ server_optimizer = Registry(
         {'lr': 1.0}
     """,
 )
+correction = Registry(
+    "correction",
+    ("fedlens.federated.correction", "fedlens.federated.algorithms"),
+    what="correction of clients' gradients",
+    takes=lambda *_: (),
+    doc="""A term that clients add to each gradient, from what the server remembers.
+
+    A class called with the row's parameters, with the methods and attributes of
+    `fedlens.federated.correction.Correction`: `init` gives what the server remembers, `term` what
+    is added to one client's gradients, and `begin` an object that takes in the round's updates.
+    The traits `needs_effective_steps=True`, `client_states=True` and `moves_model=True` (it changes
+    the aggregated change) say what it cannot be combined with.
+
+    Examples:
+        >>> import fedlens as fl
+        >>> fl.correction.names
+        ['none', 'ghbm', 'fedcm', 'feddyn']
+        >>> fl.correction["fedcm"].make(alpha=0.2).gradient_scale
+        0.2
+    """,
+)
+model_average = Registry(
+    "model_average",
+    ("fedlens.federated.model_average",),
+    what="average of global models",
+    takes=lambda *_: (),
+    doc="""An average of the global models of several rounds, which is evaluated in their place.
+
+    A class called with the row's parameters. `updated(memory, model)` returns what is remembered
+    once a round has given `model`, a map from kinds to tensors by name; `memory` is empty before
+    the first round. `value(memory)` returns the average. Neither changes its arguments.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> average = fl.model_average["exponential"].make(decay=0.5)
+        >>> memory = {}
+        >>> for weight in (1.0, 3.0):
+        ...     memory = average.updated(memory, {"w": torch.tensor([weight])})
+        >>> average.value(memory)["w"].tolist()
+        [2.0]
+    """,
+)
 sampling = Registry(
     "sampling",
     ("fedlens.federated.sampling",),
@@ -846,8 +889,8 @@ client_optimizer = Registry(
 
     A class called with the row's parameters. `make(named, masks, *, lr)` returns a
     `torch.optim.Optimizer` of the named parameters, which trains only the entries of `masks` where
-    a parameter has one. FedNova and SCAFFOLD also need `effective_steps(steps)`, and the trait
-    `effective_steps=True`.
+    a parameter has one. FedNova, SCAFFOLD, GHBM and FedCM also need `effective_steps(steps)`, and
+    the trait `effective_steps=True`.
 
     Examples:
         >>> import fedlens as fl

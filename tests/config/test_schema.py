@@ -27,6 +27,7 @@ from fedlens.config.schema import (
     Config,
     FederatedConfig,
     cohort_size,
+    cycle,
     keys,
     rounds,
     unit,
@@ -323,6 +324,9 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "fedavg": {},
     "fedprox": {"proximal": 0.01},
     "scaffold": {"scaffold": True},
+    "ghbm": {"correction": {"name": "ghbm", "beta": 0.9, "tau": None}},
+    "fedcm": {"correction": {"name": "fedcm", "alpha": 0.1}},
+    "feddyn": {"correction": {"name": "feddyn", "alpha": 0.01}},
     "fedavgm": {"server": {"name": "momentum", "momentum": 0.9, "lr": 1.0}},
     "fedadam": {
         "server": {"name": "adam", "momentum": 0.9, "beta2": 0.99, "tau": 0.001, "lr": 0.01}
@@ -584,6 +588,8 @@ def test_a_row_is_chosen_before_its_parameters_are_set_whatever_the_order() -> N
     [
         (["algorithm=fednova"], "algorithm.aggregator=fednova needs .*train.optimizer=sgd"),
         (["algorithm=scaffold"], "algorithm.scaffold=true needs .*use train.optimizer=sgd"),
+        (["algorithm=ghbm"], "algorithm.correction=ghbm needs .*use train.optimizer=sgd"),
+        (["algorithm=fedcm"], "algorithm.correction=fedcm needs .*use train.optimizer=sgd"),
         (["train.optimizer.momentum=0"], "is not read by train.optimizer=adamw: .* choose sgd"),
     ],
 )
@@ -591,3 +597,45 @@ def test_adamw_refuses_what_it_does_not_define(overrides: list[str], complaint: 
     with pytest.raises(FedlensError, match=complaint):
         compose("fedavg_iid", ["train.optimizer=adamw", *overrides])
     assert compose("fedavg_iid", ["train.optimizer=adamw"]).train.optimizer.beta1 == 0.9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["algorithm.scaffold=true", "algorithm.correction=ghbm"], "leave it or .*=ghbm out"),
+        (["algorithm=feddyn", "algorithm.proximal=0.1"], "has a proximal term of its own"),
+        (["algorithm=feddyn", "algorithm.aggregator=median"], "use algorithm.aggregator=mean"),
+        (["algorithm=feddyn", "algorithm.server.lr=2"], "=sgd with learning rate 1"),
+        (["algorithm=feddyn", "algorithm.correction.alpha=0"], "alpha=0.0 must be positive"),
+        (["algorithm=feddyn", "train.trainable=lora", "train.trainable.average=products"],
+         "is an exact mean, which algorithm.correction=feddyn moves on"),
+        (["algorithm=feddyn", "backbone.batch_norm=local"], "both keep client states"),
+        (["algorithm=ghbm", "algorithm.correction.tau=0"], "tau=0 must be 1 or more"),
+        (["algorithm=ghbm", "algorithm.correction.alpha=0.1"], "is not read by .*=ghbm"),
+        (["algorithm=fedcm", "privacy=central", "engine=flower_simulation"],
+         "algorithm.correction=fedcm sends tensors beside the parameters"),
+        (["algorithm=ghbm", "federated.clients=null"], "ghbm is about clients"),
+        (["algorithm.average=last", "federated.clients=null"], "averages rounds' global models"),
+        (["algorithm.average=lost"], "did you mean 'last'"),
+    ],
+)  # fmt: skip
+def test_corrections_and_averages_that_cannot_be(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(FedlensError, match=complaint):
+        compose("fedavg_iid", overrides)
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "rounds"), [(100, 0.1, 10), (10, 0.3, 4), (7, 1.0, 1), (5, 0.6, 2)]
+)
+def test_a_cycle_visits_every_client_once(clients: int, participation: float, rounds: int) -> None:
+    federated = FederatedConfig(clients, participation)
+    assert cycle(federated) == rounds
+    assert cohort_size(federated) * rounds >= clients > cohort_size(federated) * (rounds - 1)
+
+
+def test_defaults_of_new_rows_name_no_run() -> None:
+    plain = compose("fedavg_noniid", [])
+    named = compose("fedavg_noniid", ["algorithm.correction=none", "algorithm.average=none"])
+    assert run_name(named) == run_name(plain)
+    other = compose("fedavg_noniid", ["algorithm.average=last"])
+    assert "evaluated-by-the-mean-of-the-last-models" in run_name(other) != run_name(plain)

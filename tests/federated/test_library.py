@@ -11,7 +11,18 @@ from fedlens.data.partition import Partition, partition
 from fedlens.errors import FedlensError
 from fedlens.federated import library
 from fedlens.federated.client import client_stream, local_order
-from fedlens.federated.library import fedadam, fedavg, fedavgm, fednova, fedprox, fedyogi, scaffold
+from fedlens.federated.library import (
+    fedadam,
+    fedavg,
+    fedavgm,
+    fedcm,
+    feddyn,
+    fednova,
+    fedprox,
+    fedyogi,
+    ghbm,
+    scaffold,
+)
 from fedlens.federated.rounds import ServerState
 from fedlens.params import Params
 from fedlens.rng import generator, scoped
@@ -97,6 +108,9 @@ ALGORITHMS: dict[str, Any] = {
     "fedavg": fedavg,
     "fedprox": lambda *args, **options: fedprox(*args, mu=0.1, **options),
     "scaffold": scaffold,
+    "ghbm": lambda *args, **options: ghbm(*args, tau=2, **options),
+    "fedcm": fedcm,
+    "feddyn": feddyn,
     "fednova": fednova,
     "fedavgm": fedavgm,
     "fedadam": lambda *args, **options: fedadam(*args, server_lr=0.01, **options),

@@ -11,7 +11,10 @@ from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.federated import wire
 from fedlens.federated.algorithms.choice import make_aggregator
-from fedlens.federated.algorithms.scaffold import InMemory
+from fedlens.federated.algorithms.fedcm import FedCM
+from fedlens.federated.algorithms.feddyn import FedDyn
+from fedlens.federated.algorithms.ghbm import GHBM
+from fedlens.federated.algorithms.scaffold import SCAFFOLD, InMemory
 from fedlens.federated.client import Trainer
 from fedlens.federated.diagnostics import make_diagnostics
 from fedlens.federated.engines.serial import Serial
@@ -234,14 +237,17 @@ SIZES = [6, 10, 4, 20]
 MASKS = {"backbone.0.weight": torch.arange(48).view(8, 6) % 3 == 0}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "scaffold": {"control": True, "population": 4},
+    "scaffold": {"correction": SCAFFOLD(), "population": 4},
+    "ghbm": {"correction": GHBM(tau=2)},
+    "fedcm": {"correction": FedCM()},
+    "feddyn": {"correction": FedDyn(), "population": 4},
     "fedadam": {"server": make_server_optimizer("adam")[0], "server_lr": 0.01},
     "ties": {"aggregator": make_aggregator("ties")},
 }
 
 
 def algorithm(masks: dict[str, torch.Tensor], **options: Any) -> tuple[FederatedAlgorithm, Trainer]:
-    given = local_training(momentum=0.5, proximal=0.1)
+    given = local_training(momentum=0.5, proximal=0.1).corrected(options.get("correction"))
     trainer = Trainer(network(), examples(), shards(SIZES).shard, given, 7, masks=masks)
     return FederatedAlgorithm(Serial(trainer, 1), given, seed=7, **options), trainer
 
@@ -251,7 +257,8 @@ def contents(state: ServerState) -> str:
     tensors = {f"trained/{name}": value for name, value in state.trained.items()}
     for kind, values in state.moments.items():
         tensors |= {f"{kind}/{name}": value for name, value in values.items()}
-    tensors |= {f"control/{name}": value for name, value in (state.control or {}).items()}
+    for kind, values in state.correction.items():
+        tensors |= {f"correction/{kind}/{name}": value for name, value in values.items()}
     memory = state.clients.states if isinstance(state.clients, InMemory) else {}
     for client, values in memory.items():
         tensors |= {f"{client}/{name}": value for name, value in values.items()}
@@ -292,7 +299,7 @@ def test_whole_parameters_keep_frozen_entries() -> None:
 
 
 def test_scaffold_sends_its_controls_too() -> None:
-    fed, trainer = algorithm({}, control=True, population=4)
+    fed, trainer = algorithm({}, correction=SCAFFOLD(), population=4)
     state = fed.init(trainer.trained)
     state, report = fed.apply(state, draw_cohort(7, 1, SIZES, size=2, lr=0.1, local_steps=3))
     assert report.bytes_up == 2 * 2 * wire.size(state.trained)
@@ -302,6 +309,6 @@ def test_scaffold_sends_its_controls_too() -> None:
 
 def test_scaffold_refuses_an_optimizer_without_effective_steps() -> None:
     given = replace(local_training(), optimizer=AdamW())
-    fed = FederatedAlgorithm(Scripted([]), given, control=True, population=4)
+    fed = FederatedAlgorithm(Scripted([]), given, correction=SCAFFOLD(), population=4)
     with pytest.raises(FedlensError, match=r"SCAFFOLD .* only SGD"):
         fed.init(START)

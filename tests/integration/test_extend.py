@@ -23,6 +23,8 @@ ROWS = {
     "aggregator": "geometric_median",
     "server_optimizer": "lion",
     "client_optimizer": "fixed_momentum",
+    "correction": "weight_pull",
+    "model_average": "first_and_last",
     "sampling": "neighbours",
     "diagnostic": "largest_update",
     "mask_rule": "largest_saliency",
@@ -56,6 +58,14 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "client optimizer": (
         ["train.optimizer=fixed_momentum"],
         {"optimizer": "SGD with fixed momentum"},
+    ),
+    "correction": (
+        ["algorithm.correction=weight_pull", "algorithm.correction.strength=0.1"],
+        {"algorithm": "pull to the start, strength 0.1"},
+    ),
+    "model average": (
+        ["algorithm.average=first_and_last"],
+        {"algorithm": "FedAvg, evaluated by the mean of first and last round"},
     ),
     "sampling": (["algorithm.sampling=neighbours"], {"algorithm": "FedAvg, neighbouring clients"}),
     "partition": (

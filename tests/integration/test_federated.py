@@ -329,6 +329,9 @@ def test_a_worker_that_dies_does_not_change_the_result(
     [
         ["partition=quantity", "partition.min_size=1"],
         ["algorithm=scaffold", "head.dropout=0.2", "train.label_smoothing=0.1"],
+        ["algorithm=ghbm", "federated.min_local_steps=1"],
+        ["algorithm=fedcm", "algorithm.correction.alpha=0.5"],
+        ["algorithm=feddyn", "algorithm.correction.alpha=0.1"],
         [
             "algorithm=fedprox",
             "train.optimizer.nesterov=true",

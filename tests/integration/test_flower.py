@@ -50,6 +50,9 @@ SPARSE = ["sparse.density=0.2", "sparse.rounds=2", "sparse.source=clients", "spa
 VARIANTS = {
     "fedavg": [],
     "scaffold": ["algorithm.scaffold=true"],
+    "GHBM": [*ONE_BY_ONE, "algorithm=ghbm", "algorithm.correction.tau=1"],
+    "FedCM, averaged": [*ONE_BY_ONE, "algorithm=fedcm", "algorithm.average=exponential"],
+    "sparse FedDyn": [*SPARSE, "algorithm=feddyn"],
     "fedprox": [*ONE_BY_ONE, "algorithm.proximal=0.1"],
     "fedadam": [*ONE_BY_ONE, "algorithm.server=adam", "algorithm.server.lr=0.01"],
     "fednova": [

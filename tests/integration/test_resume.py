@@ -93,6 +93,22 @@ FEDERATIONS = {
         "train.trainable=last_blocks:1",
         "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",
     ],
+    "GHBM": [*ON_FEATURES, "algorithm=ghbm", "algorithm.correction.tau=2"],
+    "GHBM, sparse": [
+        "head=ridge", "sparse.density=0.1", "sparse.rule=random", "algorithm=ghbm",
+        "algorithm.average=last",
+    ],
+    "FedCM, workers": [
+        "train.trainable=last_blocks:1", "algorithm=fedcm", "engine=parallel",
+        "engine.threads_per_client=1", "engine.workers=2",
+    ],
+    "FedDyn": [*ON_FEATURES, "algorithm=feddyn", "algorithm.correction.alpha=0.1"],
+    "exponential average, BatchNorm averaged": [*RESNET, "algorithm.average=exponential"],
+    "exponential average, sparse, last selected": [
+        "head=ridge", "sparse.density=0.1", "sparse.rule=random", "evaluate.select=last",
+        "algorithm.average=exponential", "algorithm=fedadam", "algorithm.server.momentum=0",
+        "train.optimizer=adamw", "train.lr=0.001",
+    ],
 }  # fmt: skip
 
 # With three clients, validation and a test curve, a round has five safe points.
@@ -133,7 +149,8 @@ def test_a_federation_interrupted_and_resumed(
     assert facts(start(cut)) == expected
     present, needed = client_files(folder)
     assert present == needed
-    remembers = {"algorithm=scaffold", "backbone.batch_norm=local"} & set(common)
+    keeping = {"algorithm=scaffold", "algorithm=feddyn", "backbone.batch_norm=local"}
+    remembers = keeping & set(common)
     assert bool(present) == bool(remembers)
 
 

@@ -12,6 +12,7 @@ from fedlens.errors import FedlensError, suggest
 from fedlens.registry import (
     aggregator,
     client_optimizer,
+    correction,
     dataset,
     diagnostic,
     mask_rule,
@@ -136,6 +137,8 @@ def _optimizer_checks(config: Config) -> list[tuple[bool, str]]:
     counts_steps = client_optimizer[optimizer.name].traits.get("effective_steps", False)
     row = aggregator[algorithm.aggregator.name]
     needs = "algorithm.scaffold=true" if algorithm.scaffold else ""
+    if correction[algorithm.correction.name].traits.get("needs_effective_steps"):
+        needs = f"algorithm.correction={algorithm.correction.name}"
     if row.traits.get("needs_effective_steps"):
         needs = f"algorithm.aggregator={row.name}"
     return [
@@ -161,7 +164,24 @@ def _trainable_checks(config: Config) -> list[tuple[bool, str]]:
     merges = aggregator[algorithm.aggregator.name].traits
     whole = federated and bool({"needs", "matrices"} & merges.keys())
     averages = (algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr) == plain
+    corrects = algorithm.correction.name
+    of_correction = correction[corrects].traits
     return [
+        (
+            averages or not of_correction.get("moves_model"),
+            f"algorithm.correction={corrects} computes the global model from the clients' mean: "
+            "use algorithm.aggregator=mean and algorithm.server=sgd with learning rate 1",
+        ),
+        (
+            not exact or not of_correction.get("moves_model"),
+            f"train.trainable.average=products is an exact mean, which algorithm.correction="
+            f"{corrects} moves on: use train.trainable.average=frozen_a",
+        ),
+        (
+            mode != "local" or not of_correction.get("client_states"),
+            f"backbone.batch_norm=local and algorithm.correction={corrects} both keep client "
+            "states: choose one",
+        ),
         (
             not whole or traits.get("whole_weights", True),
             f"algorithm.aggregator={algorithm.aggregator.name} merges a model's own weights, and "
@@ -256,6 +276,7 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
 def _federated_checks(config: Config) -> list[tuple[bool, str]]:
     federated, algorithm, engine = config.federated, config.algorithm, config.engine
     least, share, rounds = federated.min_local_steps, federated.participation, federated.rounds
+    corrects = algorithm.correction.name
     divides = not 0 < share <= 1 or (federated.clients or 0) % cohort_size(federated) == 0
     return [
         (_positive(federated.clients), "federated.clients must be at least 1"),
@@ -277,6 +298,25 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
             "change federated.participation or federated.clients",
         ),
         (algorithm.proximal >= 0, "algorithm.proximal must not be negative"),
+        (
+            not (algorithm.scaffold and corrects != "none"),
+            f"algorithm.scaffold=true corrects gradients already: leave it or algorithm.correction="
+            f"{corrects} out",
+        ),
+        (
+            corrects != "feddyn" or not algorithm.proximal,
+            "algorithm.correction=feddyn has a proximal term of its own: leave algorithm.proximal "
+            "out",
+        ),
+        (
+            corrects == "none" or federated.clients is not None,
+            f"algorithm.correction={corrects} is about clients: set federated.clients",
+        ),
+        (
+            algorithm.average.name == "none" or federated.clients is not None,
+            f"algorithm.average={algorithm.average.name} averages rounds' global models: set "
+            "federated.clients",
+        ),
         (
             _positive(algorithm.statistics_examples),
             "algorithm.statistics_examples must be at least 1",
@@ -331,6 +371,11 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
         (
             not privacy.on or not algorithm.scaffold,
             "SCAFFOLD's control variates reveal each client's update: use it without privacy",
+        ),
+        (
+            not privacy.on or algorithm.correction.name == "none",
+            f"algorithm.correction={algorithm.correction.name} sends tensors beside the "
+            "parameters, which Flower's privacy modules do not take: use it without privacy",
         ),
         (
             privacy.name != "central" or algorithm.sampling.name == "uniform",

@@ -56,6 +56,8 @@ def algorithm(config: Config) -> str:
     names = []
     if chosen.scaffold:
         names.append("SCAFFOLD")
+    if chosen.correction.name != "none":
+        names.append(_label(config, "algorithm.correction"))
     if chosen.proximal:
         names.append(f"FedProx μ={chosen.proximal:g}")
     if chosen.server.name != "sgd":
@@ -63,6 +65,7 @@ def algorithm(config: Config) -> str:
     if chosen.aggregator.name != "mean" or not names:
         names.append(_label(config, "algorithm.aggregator"))
     details = [
+        *_unusual(config, "algorithm.correction"),
         *_unusual(config, "algorithm.aggregator"),
         *_unusual(config, "algorithm.server"),
     ]
@@ -70,6 +73,9 @@ def algorithm(config: Config) -> str:
         details.append(f"server learning rate {chosen.server.lr:g}")
     if chosen.sampling.name != "uniform":
         details.append(_label(config, "algorithm.sampling"))
+    if chosen.average.name != "none":
+        average = [_label(config, "algorithm.average"), *_unusual(config, "algorithm.average")]
+        details.append(f"evaluated by the {', '.join(average)}")
     if config.privacy.name != "none":
         details.append(f"{config.privacy.name} differential privacy")
     if config.privacy.secure:

@@ -85,8 +85,10 @@ class AlgorithmConfig:
     sampling: Any = "uniform"  # who takes part in a round
     proximal: float = 0.0  # μ of FedProx
     scaffold: bool = False  # control variates
+    correction: Any = "none"  # a term in clients' gradients, from what the server remembers
     aggregator: Any = "mean"  # how client updates become one change of the global model
     server: Any = "sgd"  # how the server applies that change
+    average: Any = "none"  # of the global models of several rounds: evaluated in their place
     statistics_examples: int | None = 256  # of a client, for regmean and fisher_average; null: all
 
 
@@ -170,8 +172,10 @@ ROW_KEYS = {
     "sparse.rule": "mask_rule",
     "partition": "partitioner",
     "algorithm.sampling": "sampling",
+    "algorithm.correction": "correction",
     "algorithm.aggregator": "aggregator",
     "algorithm.server": "server_optimizer",
+    "algorithm.average": "model_average",
     "engine": "engine",
 }
 
@@ -219,6 +223,11 @@ def rounds(config: Config) -> int:
 def cohort_size(federated: FederatedConfig) -> int:
     """⌈C·K⌉, at least one; a product like 0.07 · 100 is not let up by its last bit."""
     return max(1, math.ceil(round(federated.participation * (federated.clients or 1), 9)))
+
+
+def cycle(federated: FederatedConfig) -> int:
+    """1/C: the rounds in which cyclic sampling visits every client once."""
+    return -(-(federated.clients or 1) // cohort_size(federated))
 
 
 def batch_norm(config: Config) -> Literal["frozen", "averaged", "local"]:

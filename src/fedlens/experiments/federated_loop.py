@@ -1,7 +1,9 @@
 """Federated training: rounds of `FederatedAlgorithm.apply`, recorded, evaluated and saved.
 
-A checkpoint holds the server's state: global parameters, the server optimizer's moments and, for
-SCAFFOLD, the control variates.
+A checkpoint holds the server's state: global parameters, the server optimizer's moments and what
+a correction (SCAFFOLD, GHBM, …) remembers. Where an average of global models is evaluated, the
+model in a checkpoint is the average, so that selection and export read it as any other; what
+training continues from, and what the average remembers, are beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +21,12 @@ from fedlens.federated import carried
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.client import LocalTraining, in_training_layout, trainable_parameters
 from fedlens.federated.client_statistics import ClientStatistic
+from fedlens.federated.correction import Correction
 from fedlens.federated.diagnostics import MakeDiagnostic
-from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release, ServerState
+from fedlens.federated.model_average import ModelAverage
+from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release
 from fedlens.federated.server import ServerOptimizer
+from fedlens.federated.server_memory import Memory
 from fedlens.federated.tasks import Clients, ClientUpdate, Cohort, Engine
 from fedlens.models import classifier
 from fedlens.models.batch_norm import own_names
@@ -36,7 +41,8 @@ from fedlens.store.client_updates import KeptUpdates
 from fedlens.store.run_folder import RunFolder
 from fedlens.training.schedules import Schedule
 
-MOMENTS, CONTROL = "server/", "control/"
+MOMENTS, CORRECTION, AVERAGE = "server/", "correction/", "average/"
+RAW = "raw/"  # the global model, where its average is evaluated
 
 DrawCohort = Callable[..., Cohort]  # (round, sizes, lr=…)
 
@@ -52,8 +58,9 @@ class FederatedSettings:
     aggregator: MakeAggregator
     server: ServerOptimizer
     server_lr: float
-    scaffold: bool
     seed: int
+    correction: Correction | None = None
+    average: ModelAverage | None = None  # evaluated in place of the global model
     diagnostics: Mapping[str, MakeDiagnostic] = field(default_factory=dict)
     weighting: Literal["examples", "uniform"] = "examples"
     release: Release | None = None
@@ -89,7 +96,7 @@ class FederatedLoop:
             aggregator=settings.aggregator,
             server=settings.server,
             server_lr=settings.server_lr,
-            control=settings.scaffold,
+            correction=settings.correction,
             carried=carried.rules(model, mode),
             own=tuple(own_names(model)) if mode == "local" else (),
             population=len(clients.sizes),
@@ -109,6 +116,7 @@ class FederatedLoop:
             memory=self.states,
             carried=classifier.carried(model, mode),
         )
+        self.past: Memory = {}  # what the average remembers
         self.kept = KeptUpdates(folder.updates, rounds=settings.keep_updates)
 
     def run(self) -> Position:
@@ -156,22 +164,41 @@ class FederatedLoop:
                 f"{bad.rejection}: set federated.fail_on_bad_update=false to leave such updates "
                 "out, or lower train.lr."
             ) from bad
-        self._load_into_model(self.server)
+        if settings.average is not None:
+            self.past = settings.average.updated(self.past, self._raw)
+        self._load_into_model()
         return report.record(), report.timings()
 
-    def _load_into_model(self, state: ServerState) -> None:
-        """The engine may have trained clients in the same model."""
-        model = self.experiment.model
-        state.packing.unpack(state.trained, trainable_parameters(model))
-        params.assign(classifier.carried(model, model.batch_norm), state.carried)
+    @property
+    def _raw(self) -> dict[str, torch.Tensor]:
+        """The global model that training continues from, as it travels."""
+        return {**self.server.trained, **self.server.carried}
+
+    def _load_into_model(self) -> None:
+        """The model to evaluate. The engine may have trained clients in the same instance."""
+        model, server, average = self.experiment.model, self.server, self.settings.average
+        values = average.value(self.past) if average is not None and self.past else self._raw
+        trained = {name: values[name] for name in server.trained}
+        server.packing.unpack(
+            {name: value.to(server.trained[name].dtype) for name, value in trained.items()},
+            trainable_parameters(model),
+        )
+        params.assign(
+            classifier.carried(model, model.batch_norm),
+            {name: values[name] for name in server.carried},
+        )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        self._load_into_model(self.server)
+        self._load_into_model()
         tensors = model_state.state_tensors(self.experiment.model, None)
-        for kind, values in self.server.moments.items():
-            tensors |= {f"{MOMENTS}{kind}/{name}": value for name, value in values.items()}
-        for name, value in (self.server.control or {}).items():
-            tensors[CONTROL + name] = value
+        for prefix, memory in {
+            MOMENTS: self.server.moments,
+            CORRECTION: self.server.correction,
+            AVERAGE: self.past,
+            RAW: {"model": self._raw} if self.past else {},
+        }.items():
+            for kind, values in memory.items():
+                tensors |= {f"{prefix}{kind}/{name}": value for name, value in values.items()}
         return tensors
 
     def state(self, checkpoint: str) -> dict[str, Any]:
@@ -191,16 +218,18 @@ class FederatedLoop:
         model_state.load_state(checkpoint.tensors, self.experiment.model)
         server, tensors, model = self.server, checkpoint.tensors, self.experiment.model
         packed = server.packing.pack(trainable_parameters(model))
+        carried_now = classifier.carried(model, model.batch_norm)
+        evaluated = params.with_float64(params.copy({**packed, **carried_now}))
+        self.past = _loaded(evaluated, AVERAGE, tensors)
+        raw = _loaded(evaluated, RAW, tensors).get("model", evaluated)
+        trained = {name: raw[name] for name in server.trained}
         self.server = replace(
             server,
             round=checkpoint.state["round"],  # may be one that is not evaluated yet
-            trained=params.with_float64(params.copy(packed)),
-            carried=params.with_float64(params.copy(classifier.carried(model, model.batch_norm))),
-            moments={
-                kind: _loaded(values, f"{MOMENTS}{kind}/", tensors)
-                for kind, values in server.moments.items()
-            },
-            control=None if server.control is None else _loaded(server.control, CONTROL, tensors),
+            trained=trained,
+            carried={name: raw[name] for name in server.carried},
+            moments=_loaded(trained, MOMENTS, tensors),
+            correction=_loaded(trained, CORRECTION, tensors),
             clients=None
             if server.clients is None
             else self.states.restored(checkpoint.state["clients"]),
@@ -214,9 +243,16 @@ def _statistics_layout(statistic: ClientStatistic | None, experiment: Experiment
     return statistic.layout(experiment.model, packing)
 
 
-def _loaded(like: Params, prefix: str, tensors: Params) -> dict[str, torch.Tensor]:
-    """Copies of the tensors below a prefix, which must fit `like`."""
-    values = params.copy(like)
-    below = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-    params.assign(values, below)
-    return values
+def _loaded(like: Params, prefix: str, tensors: Params) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors below a prefix, by kind and by the names of `like`, in its memory layout."""
+    kinds = sorted(
+        {name.removeprefix(prefix).partition("/")[0] for name in tensors if name.startswith(prefix)}
+    )
+    return {
+        kind: {
+            name: torch.empty_like(value, dtype=stored.dtype).copy_(stored)
+            for name, value in like.items()
+            for stored in [tensors[f"{prefix}{kind}/{name}"]]
+        }
+        for kind in kinds
+    }

@@ -114,7 +114,9 @@ def load_run(
         ),
         statistics_examples=algorithm.statistics_examples,
         adds_updates=(algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
-        == ("mean", "sgd", 1.0),
+        == ("mean", "sgd", 1.0)
+        and not compose.row_of(config, "algorithm.correction").traits.get("moves_model")
+        and algorithm.average.name == "none",
         with_ridge_head=partial(_start_with_ridge_head, config, experiment.device, stop),
         unpacked=unpacked,
         packing=packing,

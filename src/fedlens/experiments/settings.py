@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fedlens import rng
-from fedlens.config.compose import row_of
-from fedlens.config.schema import Config, cohort_size, rounds, unit
+from fedlens.config.compose import getattr_dotted, row_of
+from fedlens.config.schema import Config, cohort_size, cycle, rounds, unit
 from fedlens.experiments import privacy
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.central_loop import CentralSettings
@@ -20,11 +20,14 @@ from fedlens.experiments.loop import LoopSettings
 from fedlens.experiments.masks import MaskSettings
 from fedlens.experiments.prefix import PrefixSettings, batch_sizes
 from fedlens.federated.algorithms.choice import make_aggregator
+from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.client import LocalTraining, Trainer
 from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.client_statistics import client_statistic as statistic_of
+from fedlens.federated.correction import Correction
 from fedlens.federated.engines import rows
 from fedlens.federated.host import CalibrationSettings
+from fedlens.federated.model_average import ModelAverage
 from fedlens.federated.sampling import draw_cohort
 from fedlens.federated.tasks import Engine
 from fedlens.registry import Row, backbone, diagnostic
@@ -56,7 +59,29 @@ def local_training(config: Config, precision: Precision) -> LocalTraining:
         batch_size=config.train.batch_size,
         optimizer=optimizer(config),
         proximal=config.algorithm.proximal,
-    )
+    ).corrected(correction(config))
+
+
+def correction(config: Config) -> Correction | None:
+    """None where clients follow their own gradients."""
+    if config.algorithm.scaffold:
+        return SCAFFOLD()
+    made: Correction | None = _made_for_cycle(config, "algorithm.correction", "tau")
+    return made
+
+
+def model_average(config: Config) -> ModelAverage | None:
+    """None where the global model itself is evaluated."""
+    made: ModelAverage | None = _made_for_cycle(config, "algorithm.average", "rounds")
+    return made
+
+
+def _made_for_cycle(config: Config, key: str, name: str) -> Any:
+    """What the row of `key` makes; its parameter `name`, if null, is the cycle's rounds."""
+    parameters = getattr_dotted(config, key).parameters
+    if name in parameters and parameters[name] is None:
+        parameters = {**parameters, name: cycle(config.federated)}
+    return row_of(config, key).make(**parameters)
 
 
 def central(config: Config, precision: Precision) -> CentralSettings:
@@ -229,7 +254,8 @@ def federated(config: Config, precision: Precision) -> FederatedSettings:
         aggregator=make_aggregator(aggregator, algorithm.aggregator.parameters),
         server=server.make(**server_parameters),
         server_lr=algorithm.server.lr,
-        scaffold=algorithm.scaffold,
+        correction=correction(config),
+        average=model_average(config),
         seed=config.seed,
         diagnostics={name: diagnostic[name].make for name in federated.diagnostics},
         weighting="uniform" if config.privacy.name == "central" else "examples",

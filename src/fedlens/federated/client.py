@@ -6,7 +6,7 @@ whatever process or machine, gets the same update.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from fedlens.errors import FedlensError
 from fedlens.federated import carried
 from fedlens.federated.algorithms.fedprox import add_proximal_term
 from fedlens.federated.client_statistics import ClientStatistic
+from fedlens.federated.correction import Correction
 from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.models import batch_norm, class_token, classifier
 from fedlens.models.batch_norm import Mode
@@ -38,6 +39,17 @@ class LocalTraining:
     batch_size: int
     optimizer: ClientOptimizer
     proximal: float = 0.0  # FedProx's μ
+    gradient_scale: float = 1.0  # gradients are multiplied by it before a correction is added
+
+    def corrected(self, correction: Correction | None) -> "LocalTraining":
+        """With the terms of a correction that are the same in all rounds."""
+        if correction is None:
+            return self
+        return replace(
+            self,
+            proximal=self.proximal + correction.proximal,
+            gradient_scale=correction.gradient_scale,
+        )
 
     def effective_steps(self, steps: int) -> float | None:
         """‖a‖₁: with a constant gradient g, `steps` steps move the weights by lr·‖a‖₁·g.
@@ -47,6 +59,11 @@ class LocalTraining:
         if not isinstance(self.optimizer, CountsEffectiveSteps):
             return None
         return self.optimizer.effective_steps(steps)
+
+    def scale(self, steps: int, lr: float) -> float | None:
+        """lr·‖a‖₁; None where the optimizer does not define effective steps."""
+        effective = self.effective_steps(steps)
+        return None if effective is None else effective * lr
 
 
 class Trainer:
@@ -151,7 +168,8 @@ class Trainer:
         tally, fault = Tally(), None
         adjust = None
         clips_masked = self.masks and training.step.clip_norm is not None
-        if training.proximal or task.correction or clips_masked:
+        changed = training.proximal or training.gradient_scale != 1 or task.correction
+        if changed or clips_masked:
             adjust = lambda: self._adjust(parameters, task.correction)  # noqa: E731
         try:
             with batch_norm.updating(self.model, self.mode):
@@ -182,7 +200,7 @@ class Trainer:
 
     @torch.no_grad()
     def _adjust(self, start: Params, correction: Params | None) -> None:
-        """FedProx's and SCAFFOLD's terms; frozen entries become 0, so clipping ignores them."""
+        """FedProx's term and a correction; frozen entries become 0, so clipping ignores them."""
         for name, parameter in self.trained.items():
             if parameter.grad is None:
                 continue
@@ -190,6 +208,8 @@ class Trainer:
             if self.training.proximal:
                 weights = self.packing.taken(name, parameter)
                 add_proximal_term(gradient, weights, start[name], self.training.proximal)
+            if self.training.gradient_scale != 1:
+                gradient.mul_(self.training.gradient_scale)
             if correction:
                 gradient.add_(correction[name].to(self.device))
             parameter.grad = self.packing.spread(name, gradient, parameter)

@@ -21,9 +21,11 @@ from fedlens.federated.algorithms.choice import (
     make_aggregator,
     needed_statistic,
 )
+from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.carried import rules
 from fedlens.federated.client import LocalTraining, Trainer, trainable_parameters
 from fedlens.federated.client_statistics import EXAMPLES, client_statistic
+from fedlens.federated.correction import Correction
 from fedlens.federated.diagnostics import make_diagnostics
 from fedlens.federated.rounds import FederatedAlgorithm, OnUpdate, RoundReport, ServerState
 from fedlens.federated.sampling import Sample, cohort_size, draw_cohort
@@ -32,6 +34,7 @@ from fedlens.federated.tasks import Cohort, Engine
 from fedlens.models.batch_norm import MODES, Mode
 from fedlens.params import Params
 from fedlens.registry import Range, server_optimizer
+from fedlens.registry import correction as corrections
 from fedlens.registry import engine as engines
 from fedlens.registry import sampling as samplings
 from fedlens.training.optimizers import ClientOptimizer, Sgd
@@ -193,6 +196,7 @@ def fedavg(
     momentum: float = 0.0,
     optimizer: ClientOptimizer | None = None,
     proximal: float = 0.0,
+    correction: Correction | None = None,
     masks: Mapping[str, torch.Tensor] | None = None,
     aggregator: AggregatorChoice = "mean",
     statistics_examples: int | None = EXAMPLES,
@@ -223,6 +227,8 @@ def fedavg(
         momentum: Of the clients' SGD, from 0 in every round.
         optimizer: A client optimizer instead of SGD, such as `AdamW()`.
         proximal: μ of FedProx.
+        correction: A term in the clients' gradients from what the server remembers, as `ghbm`,
+            `fedcm`, `feddyn` and `scaffold` set it, or of your own.
         masks: Name → bool tensor: of these parameters only the entries that are True are trained
             and sent. A parameter without a mask is trained whole.
         aggregator: A row's name (`"median"`), a row with parameters
@@ -290,7 +296,7 @@ def fedavg(
         batch_size,
         optimizer or Sgd(momentum=momentum),
         proximal=proximal,
-    )
+    ).corrected(correction)
     trainer = Trainer(
         model,
         examples.to(device),
@@ -305,6 +311,7 @@ def fedavg(
         _engine(engine, trainer, len(clients), workers, threads),
         local,
         make,
+        correction=correction,
         carried=rules(trainer.model, batch_norm),
         own=tuple(trainer.own_names),
         population=len(clients),
@@ -376,11 +383,119 @@ def scaffold(
         >>> fed = fl.scaffold(torch.nn.Linear(3, 2), data, clients, lr=0.1, local_steps=2,
         ...                   batch_size=5)
         >>> state, report = fed.apply(fed.init(), fed.sample(fed.init(), participation=1.0))
-        >>> sorted(state.control)
+        >>> sorted(state.correction["control"])
         ['bias', 'weight']
     """
-    federation = fedavg(model, data, clients, **options)
-    return replace(federation, algorithm=replace(federation.algorithm, control=True))
+    return fedavg(model, data, clients, correction=SCAFFOLD(), **options)
+
+
+def ghbm(
+    model: nn.Module,
+    data: Data,
+    clients: Partition,
+    *,
+    tau: int,
+    beta: float = 0.9,
+    **options: Unpack[Options],
+) -> Federation:
+    """GHBM: clients add the momentum of the global model over τ rounds to each step.
+
+    w ← w − η·g + β·m/J, where m = (w^t − w^(t−τ))/τ. The state holds τ models. Needs SGD.
+    Zaccone et al., 2023, https://arxiv.org/abs/2311.18578.
+
+    Args:
+        model: As in `fedavg`.
+        data: As in `fedavg`.
+        clients: As in `fedavg`.
+        tau: τ, in rounds: 1/participation of them visit all clients under cyclic sampling.
+        beta: β, the share of the momentum that is added; 0 is FedAvg.
+        **options: The other arguments of `fedavg`.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> clients = fl.partition(data[1], clients=4)
+        >>> fed = fl.ghbm(torch.nn.Linear(3, 2), data, clients, tau=2, lr=0.1, local_steps=2,
+        ...               batch_size=5)
+        >>> state = fed.init()
+        >>> for _ in range(3):
+        ...     state, report = fed.apply(state, fed.sample(state, 0.5, sampling="cyclic"))
+        >>> len(state.correction)
+        2
+    """
+    return fedavg(
+        model, data, clients, correction=_correction("ghbm", beta=beta, tau=tau), **options
+    )
+
+
+def fedcm(
+    model: nn.Module,
+    data: Data,
+    clients: Partition,
+    *,
+    alpha: float = 0.1,
+    **options: Unpack[Options],
+) -> Federation:
+    """FedCM: clients mix each gradient with the direction Δ of the last round, α·g + (1 − α)·Δ.
+
+    Needs SGD. Xu et al., 2021, https://arxiv.org/abs/2106.10874.
+
+    Args:
+        model: As in `fedavg`.
+        data: As in `fedavg`.
+        clients: As in `fedavg`.
+        alpha: α, the share of a client's own gradient; 1 is FedAvg.
+        **options: The other arguments of `fedavg`.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> clients = fl.partition(data[1], clients=2)
+        >>> fed = fl.fedcm(torch.nn.Linear(3, 2), data, clients, alpha=0.2, lr=0.1, local_steps=2,
+        ...                batch_size=5)
+        >>> state, report = fed.apply(fed.init(), fed.sample(fed.init(), participation=1.0))
+        >>> sorted(state.correction["direction"])
+        ['bias', 'weight']
+    """
+    return fedavg(model, data, clients, correction=_correction("fedcm", alpha=alpha), **options)
+
+
+def feddyn(
+    model: nn.Module,
+    data: Data,
+    clients: Partition,
+    *,
+    alpha: float = 0.01,
+    **options: Unpack[Options],
+) -> Federation:
+    """FedDyn: dynamic regularisation, g − λ_i + α(w − w_global), so that clients' optima agree.
+
+    Clients remember λ_i between rounds, in the server state. With any client optimizer.
+    Acar et al., 2021, https://arxiv.org/abs/2111.04263.
+
+    Args:
+        model: As in `fedavg`.
+        data: As in `fedavg`.
+        clients: As in `fedavg`.
+        alpha: α, how strongly clients are regularised; positive, since its limit 0 is not FedAvg.
+        **options: The other arguments of `fedavg`; the aggregator is the mean.
+
+    Examples:
+        >>> import torch
+        >>> import fedlens as fl
+        >>> data = torch.randn(20, 3), torch.arange(20) % 2
+        >>> clients = fl.partition(data[1], clients=2)
+        >>> fed = fl.feddyn(torch.nn.Linear(3, 2), data, clients, alpha=0.1, lr=0.1, local_steps=2,
+        ...                 batch_size=5)
+        >>> state, report = fed.apply(fed.init(), fed.sample(fed.init(), participation=1.0))
+        >>> sorted(state.correction["h"])
+        ['bias', 'weight']
+    """
+    if options.get("aggregator", "mean") != "mean":
+        raise FedlensError("feddyn computes the global model from the mean: leave aggregator out.")
+    return fedavg(model, data, clients, correction=_correction("feddyn", alpha=alpha), **options)
 
 
 def fednova(
@@ -529,6 +644,12 @@ def fedyogi(
     """
     federation = fedavg(model, data, clients, **options)
     return _with_server(federation, "yogi", server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau)
+
+
+def _correction(name: str, **parameters: float) -> Correction:
+    row = corrections[name]
+    made: Correction = row.make(**row.checked(parameters))
+    return made
 
 
 def _with_server(federation: Federation, name: str, **arguments: float) -> Federation:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
@@ -26,16 +26,13 @@ from fedlens.federated.aggregation import (
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.algorithms.fedavg import FedAvg
 from fedlens.federated.algorithms.fedopt import ServerSgd
-from fedlens.federated.algorithms.scaffold import (
-    ClientMemory,
-    ControlChange,
-    InMemory,
-    correction,
-)
+from fedlens.federated.algorithms.scaffold import ClientMemory, InMemory
 from fedlens.federated.carried import CarriedRule
 from fedlens.federated.client import LocalTraining
+from fedlens.federated.correction import Correction
 from fedlens.federated.diagnostics import Delta, MakeDiagnostic
 from fedlens.federated.server import Moments, ServerOptimizer, server_step
+from fedlens.federated.server_memory import Memory
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort, Engine
 from fedlens.params import Params
 from fedlens.rng import Stream
@@ -84,7 +81,7 @@ class ServerState:
     base: Params  # whole tensors, read where masks freeze them: there they never change. It may
     # have parameters that are not in `trained`: those that masks freeze entirely
     moments: Moments = field(default_factory=dict)  # of the server optimizer
-    control: Params | None = None  # SCAFFOLD's c
+    correction: Memory = field(default_factory=dict)  # what the correction remembers
     clients: ClientMemory | None = None  # SCAFFOLD's c_i, or what clients keep for themselves
     carried: Params = field(default_factory=dict)  # travels beside `trained`
 
@@ -177,10 +174,10 @@ class FederatedAlgorithm:
     aggregator: MakeAggregator = FedAvg
     server: ServerOptimizer = ServerSgd()  # noqa: RUF009  (it is frozen)
     server_lr: float = 1.0
-    control: bool = False  # SCAFFOLD's control variates
+    correction: Correction | None = None  # of clients' gradients; `local` has its constant terms
     carried: tuple[CarriedRule, ...] = ()  # how the state's `carried` tensors change
     own: tuple[str, ...] = ()  # names of tensors that every client keeps for itself, as in FedBN
-    population: int | None = None  # number of all clients: SCAFFOLD averages over them
+    population: int | None = None  # number of all clients: SCAFFOLD and FedDyn average over them
     diagnostics: Mapping[str, MakeDiagnostic] = field(default_factory=dict)  # by name
     weighting: Literal["examples", "uniform"] = "examples"
     release: Release | None = None  # (change, accepted clients) → the change the server uses
@@ -203,13 +200,8 @@ class FederatedAlgorithm:
         (SCAFFOLD's c_i, FedBN's layers), in this process by default. `carried` are the tensors of
         the rules in `self.carried`.
         """
-        if self.control and self.local.effective_steps(1) is None:
-            raise FedlensError(
-                "SCAFFOLD divides updates by the optimizer's effective steps, which only SGD "
-                "defines: train the clients with SGD."
-            )
-        if self.control and self.population is None:
-            raise FedlensError("SCAFFOLD needs `population`, the number of all clients.")
+        correction = self.correction
+        self._check_correction()
         packing = Packing(parameters, masks or {})
         trained = params.with_float64(params.copy(packing.pack(parameters)))
         return ServerState(
@@ -218,10 +210,31 @@ class FederatedAlgorithm:
             packing=packing,
             base=parameters,
             moments=self.server.init(trained),
-            control=params.zeros_like(trained) if self.control else None,
-            clients=(memory or InMemory()) if self.control or self.own else None,
+            correction={} if correction is None else correction.init(trained),
+            clients=(memory or InMemory()) if self._client_states or self.own else None,
             carried=params.with_float64(params.copy(carried or {})),
         )
+
+    def _check_correction(self) -> None:
+        if self.correction is None:
+            return
+        name = type(self.correction).__name__
+        if self.correction.needs_effective_steps and self.local.effective_steps(1) is None:
+            raise FedlensError(
+                f"{name} divides updates by the optimizer's effective steps, which only SGD "
+                "defines: train the clients with SGD."
+            )
+        if self.correction.client_states and self.population is None:
+            raise FedlensError(f"{name} needs `population`, the number of all clients.")
+        if self.correction.client_states and self.own:
+            raise FedlensError(
+                f"{name} and layers that clients keep for themselves both need client states: "
+                "choose one."
+            )
+
+    @property
+    def _client_states(self) -> bool:
+        return self.correction is not None and self.correction.client_states
 
     def apply(
         self, state: ServerState, cohort: Cohort, *, on_update: OnUpdate | None = None
@@ -236,10 +249,7 @@ class FederatedAlgorithm:
                 f"{state.round}: draw a cohort for round {state.round + 1}."
             )
         began = time.monotonic()
-        tasks = [
-            replace(self._with_memory(task, state), statistics=self.statistics)
-            for task in cohort.tasks
-        ]
+        tasks = self._tasks(cohort, state)
         updates = _RoundUpdates(self, state, cohort.round)
         prepared = time.monotonic()
         aggregating = 0.0
@@ -253,11 +263,12 @@ class FederatedAlgorithm:
         trained = time.monotonic()
         diagnostics = updates.diagnostics()
         following = replace(self._step(state, updates), round=cohort.round)
-        controls = wire.size(state.trained, state.packing.index) if self.control else 0
-        size_down, size_up = (
-            wire.size(one, state.packing.index) + controls
-            for one in ({**state.trained, **state.carried}, updates.expected)
-        )
+        size_down = wire.size({**state.trained, **state.carried}, state.packing.index)
+        size_up = wire.size(updates.expected, state.packing.index)
+        if self.correction is not None:
+            term = wire.size(state.trained, state.packing.index)
+            size_down += term
+            size_up += term if self.correction.returned else 0
         statistics = wire.size(self.statistics) if self.statistics else 0
         report = RoundReport(
             cohort=cohort,
@@ -284,15 +295,16 @@ class FederatedAlgorithm:
         change = updates.change()
         if self.release is not None:
             change = self.release(change, len(updates.accepted))
+        memory, clients = state.correction, state.clients
+        if updates.correction is not None:
+            corrected = updates.correction.result(change, self.population or 0)
+            change, memory = dict(corrected.change), corrected.memory
+            if self._client_states:
+                assert clients is not None
+                clients = clients.updated(corrected.clients)
         trained, moments = server_step(
             state.trained, state.moments, change, self.server, self.server_lr
         )
-        control, clients = state.control, state.clients
-        if updates.controls is not None:
-            assert self.population is not None
-            assert clients is not None
-            control = updates.controls.result(self.population)
-            clients = clients.updated(updates.controls.clients)
         if self.own:
             assert clients is not None
             clients = clients.updated(updates.own)
@@ -303,19 +315,42 @@ class FederatedAlgorithm:
             state,
             trained=trained,
             moments=moments,
-            control=control,
+            correction=memory,
             clients=clients,
             carried=carried,
         )
 
-    def _with_memory(self, task: ClientTask, state: ServerState) -> ClientTask:
-        """The task with what its client remembers."""
-        if state.clients is None:
-            return task
-        remembered = state.clients.get(task.client)
-        if state.control is None:
-            return replace(task, own=remembered)
-        return replace(task, correction=correction(state.control, remembered))
+    def _tasks(self, cohort: Cohort, state: ServerState) -> list[ClientTask]:
+        """The cohort's tasks with what their clients remember, and the correction's terms.
+
+        Clients without states share one term where they take as many steps.
+        """
+        memory, correction = state.clients, self.correction
+
+        def remembered(client: int) -> Params | None:
+            return None if memory is None else memory.get(client)
+
+        @cache
+        def term(scale: float | None, client: int | None) -> Params:
+            assert correction is not None
+            own = None if client is None else remembered(client)
+            return correction.term(state.correction, state.trained, own, scale)
+
+        tasks = [replace(task, statistics=self.statistics) for task in cohort.tasks]
+        if self.own:
+            tasks = [replace(task, own=remembered(task.client)) for task in tasks]
+        if correction is None:
+            return tasks
+        return [
+            replace(
+                task,
+                correction=term(
+                    self.local.scale(task.steps, task.lr),
+                    task.client if correction.client_states else None,
+                ),
+            )
+            for task in tasks
+        ]
 
 
 class _RoundUpdates:
@@ -330,7 +365,11 @@ class _RoundUpdates:
             self.aggregator.unpack_with(state.packing, state.base)
         self.mean = self._mean(stream)
         self.measured = {name: make(self.start) for name, make in algorithm.diagnostics.items()}
-        self.controls = ControlChange(state.control) if state.control is not None else None
+        self.correction = (
+            None
+            if algorithm.correction is None
+            else algorithm.correction.begin(state.correction, self.start)
+        )
         self.carried = [rule.begin(state.carried) for rule in algorithm.carried]
         beside = [name for rule in algorithm.carried if rule.returned for name in rule.names]
         self.expected = {**self.start, **{name: state.carried[name] for name in beside}}
@@ -381,12 +420,8 @@ class _RoundUpdates:
         if self.algorithm.own:
             kept = {name: update.parameters[name] for name in self.algorithm.own}
             self.own[task.client] = params.copy(kept)
-        if self.controls is not None:
-            assert task.correction is not None
-            assert steps is not None
-            self.controls.add(
-                task.client, task.correction, self.start, update.parameters, steps * task.lr
-            )
+        if self.correction is not None:
+            self.correction.add(task, trained, local.scale(task.steps, task.lr))
         self._count(update.tally)
         self.accepted.append(task.client)
         return True

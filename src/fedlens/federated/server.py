@@ -52,7 +52,7 @@ def server_step(
     for name, value in trained.items():
         own = {kind: values[name] for kind, values in moments.items()}
         direction, updated = optimizer.direction(change[name], own)
-        stepped[name] = value.double().add_(direction, alpha=lr).to(value.dtype)
+        stepped[name] = value.double().add(direction, alpha=lr).to(value.dtype)
         for kind, moment in updated.items():
             kept[kind][name] = moment
     return stepped, kept

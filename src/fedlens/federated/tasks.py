@@ -27,7 +27,7 @@ class ClientTask:
     steps: int
     lr: float
     examples: int  # how many the client holds: its weight in the average
-    correction: Params | None = None  # SCAFFOLD's c − c_i, added to each gradient
+    correction: Params | None = None  # added to each gradient, as SCAFFOLD's c − c_i
     own: Params | None = None  # tensors that the client keeps for itself, as it left them (FedBN)
     statistics: Params = field(default_factory=dict)  # the layout of those that are asked for
 

@@ -12,7 +12,12 @@ from typing import Protocol
 import torch
 
 from fedlens import params
+from fedlens.federated.correction import Corrected
+from fedlens.federated.server_memory import Memory
+from fedlens.federated.tasks import ClientTask
 from fedlens.params import Params
+
+CONTROL = "control"
 
 
 class ClientMemory(Protocol):
@@ -74,3 +79,43 @@ class ControlChange:
             name: value.clone().add_(self.sums[name] / population)
             for name, value in self.control.items()
         }
+
+
+@dataclass(frozen=True)
+class SCAFFOLD:
+    """c_server − c_i as a correction, chosen by `algorithm.scaffold`."""
+
+    needs_effective_steps = True
+    client_states = True
+    returned = True  # clients send Δc_i
+    gradient_scale = 1.0
+    proximal = 0.0
+
+    def init(self, trained: Params) -> Memory:
+        return {CONTROL: params.zeros_like(trained)}
+
+    def term(
+        self, memory: Memory, trained: Params, own: Params | None, scale: float | None
+    ) -> Params:
+        del trained, scale
+        return correction(memory[CONTROL], own)
+
+    def begin(self, memory: Memory, trained: Params) -> "_Controls":
+        return _Controls(ControlChange(memory[CONTROL]), trained)
+
+
+@dataclass(frozen=True)
+class _Controls:
+    """The controls of one round's clients, who all start from the same parameters."""
+
+    controls: ControlChange
+    start: Params
+
+    def add(self, task: ClientTask, end: Params, scale: float | None) -> None:
+        assert task.correction is not None
+        assert scale is not None
+        self.controls.add(task.client, task.correction, self.start, end, scale)
+
+    def result(self, change: Params, population: int) -> Corrected:
+        control = self.controls.result(population)
+        return Corrected(change, {CONTROL: control}, self.controls.clients)

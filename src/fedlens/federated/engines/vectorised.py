@@ -124,6 +124,7 @@ class Group:
     def _plain(self) -> bool:
         training = self.training
         corrected = training.proximal or any(task.correction for task in self.ranked)
+        corrected = corrected or training.gradient_scale != 1
         clipped = training.step.clip_norm is not None
         return not (corrected or self.optimizer.nesterov or clipped)
 
@@ -157,11 +158,13 @@ class Group:
         start: Sequence[torch.Tensor],
         corrections: Sequence[torch.Tensor] | None,
     ) -> None:
-        """FedProx's and SCAFFOLD's terms, then clipping: as `client.Trainer` does."""
+        """FedProx's term and a correction, then clipping: as `client.Trainer` does."""
         for k, gradient in enumerate(gradients):
             if self.training.proximal:
                 weights = heads[k][: len(gradient)]
                 add_proximal_term(gradient, weights, start[k], self.training.proximal)
+            if self.training.gradient_scale != 1:
+                gradient.mul_(self.training.gradient_scale)
             if corrections:
                 gradient.add_(corrections[k][: len(gradient)])
         if (limit := self.training.step.clip_norm) is not None:

@@ -6,7 +6,8 @@ phases are features of a frozen backbone, calibration, the choice of masks, trai
 
 from collections.abc import Iterator, Mapping
 
-from fedlens.config.schema import Config, cohort_size
+from fedlens.config.schema import Config, cohort_size, cycle
+from fedlens.registry import correction as corrections
 from fedlens.registry import dataset
 from fedlens.suites.estimates.cost import (
     Count,
@@ -95,7 +96,20 @@ def _server_bytes(config: Config) -> float:
         total += WEIGHT * cohort_size(config.federated)
     if server != "sgd":
         total += 2 * SUM
-    return total + 3 * WEIGHT * algorithm.scaffold
+    return total + 3 * WEIGHT * algorithm.scaffold + _remembered_bytes(config)
+
+
+def _remembered_bytes(config: Config) -> float:
+    """Of a trained entry: earlier models, and a correction's terms, one for each client at most."""
+    correction, average = config.algorithm.correction, config.algorithm.average
+    total = 0.0
+    if correction.name != "none":
+        states = corrections[correction.name].traits.get("client_states", False)
+        total += WEIGHT * (2 * cohort_size(config.federated) if states else 1) + SUM
+    for chosen, name in ((correction, "tau"), (average, "rounds")):
+        if name in chosen:
+            total += WEIGHT * (chosen[name] or cycle(config.federated))
+    return total + SUM * (average.name != "none")
 
 
 def _image_bytes(config: Config) -> float:
