@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, cast, get_type_hints
 
-from fedlens.registry import REGISTRIES, trainable
+from fedlens.registry import REGISTRIES, sampling, trainable
 from fedlens.training.schedules import Schedule
 
 
@@ -84,6 +84,8 @@ class FederatedConfig:
 class AlgorithmConfig:
     sampling: Any = "uniform"  # who takes part in a round
     proximal: float = 0.0  # μ of FedProx
+    proximal_to: str = "start"  # of a chain: each client's own start, or the round's: start | round
+    carry_momentum: bool = False  # of a chain: momentum passes from client to client
     scaffold: bool = False  # control variates
     aggregator: Any = "mean"  # how client updates become one change of the global model
     server: Any = "sgd"  # how the server applies that change
@@ -219,6 +221,17 @@ def rounds(config: Config) -> int:
 def cohort_size(federated: FederatedConfig) -> int:
     """⌈C·K⌉, at least one; a product like 0.07 · 100 is not let up by its last bit."""
     return max(1, math.ceil(round(federated.participation * (federated.clients or 1), 9)))
+
+
+def sequential(config: Config) -> bool:
+    """Whether the clients of a round train one after another, in chains."""
+    return bool(sampling[config.algorithm.sampling.name].traits.get("sequential"))
+
+
+def visits(config: Config) -> int:
+    """How many clients train in a round; two chains of opposite order visit each of them twice."""
+    twice = config.algorithm.sampling.get("order") == "opposite"
+    return cohort_size(config.federated) * (2 if twice else 1)
 
 
 def batch_norm(config: Config) -> Literal["frozen", "averaged", "local"]:
