@@ -144,6 +144,8 @@ def test_the_tasks_of_a_cohort_know_their_chain() -> None:
     assert len(found.drawn) == 20
     assert len(found.dropped) == 20 - len(found.tasks) > 0
     assert draw_cohort(1, 1, [5] * 10, size=5, lr=0.1, local_steps=3).chains == []
+    with pytest.raises(FedlensError, match=r"\[\[1, 2\], 3\] are in chains only in part"):
+        draw_cohort(1, 1, [5] * 9, size=3, lr=0.1, local_steps=3, sample=lambda *_: [[1, 2], 3])
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class Federation:
             lr: The clients' learning rate in this round; by default that of the algorithm.
             sampling: `"uniform"`, `"cyclic"`, `"chain"` for clients that train one after another,
                 a row with parameters (`{"name": "chain", "chains": 2}`), or a function
-                `(seed, round, clients, size)` that returns client numbers, or lists of them: chains.
+                `(seed, round, clients, size)` that returns client numbers, or chains of them.
             dropout: The probability that a sampled client does not answer.
             min_local_steps: Stragglers: steps are drawn from here to the algorithm's local_steps.
         """

@@ -246,11 +246,12 @@ class FederatedAlgorithm:
         ]
         updates = _RoundUpdates(self, state, cohort, on_update)
         sent = {**state.trained, **state.carried}
+        start = {**sent, **self.local.beside(state.trained)}
         prepared = time.monotonic()
         if cohort.chains:
-            self._run_chains({**sent, **self.local.beside(state.trained)}, cohort, updates)
+            self._run_chains(start, cohort, updates)
         else:
-            for update in self.engine.updates(sent, tasks):
+            for update in self.engine.updates(start, tasks):
                 updates.add(update)
         trained = time.monotonic()
         diagnostics = updates.diagnostics()

@@ -169,6 +169,11 @@ def _links(
     sampled: Sequence[int] | Sequence[Sequence[int]],
 ) -> Iterator[tuple[int | None, int]]:
     """Every client with the number of its chain; None where clients are not in chains."""
+    if len({isinstance(one, Sequence) for one in sampled}) > 1:
+        raise FedlensError(
+            f"The sampled clients {list(sampled)} are in chains only in part: return numbers of "
+            "clients, or lists of them, but not both."
+        )
     for number, one in enumerate(sampled):
         if isinstance(one, Sequence):
             yield from ((number, client) for client in one)
