@@ -66,10 +66,12 @@ def chain(
     transfer (Chang et al., 2018, https://doi.org/10.1093/jamia/ocy017).
 
     Examples:
-        >>> chain(0, 1, 8, 4, chains=2)
-        [[4, 0], [7, 5]]
-        >>> chain(0, 1, 8, 4, order="opposite")
-        [[4, 0, 7, 5], [5, 7, 0, 4]]
+        >>> one, two = chain(0, 1, 8, 4, chains=2)
+        >>> len(one), len(two), sorted(one + two) == cyclic(0, 1, 8, 4)
+        (2, 2, True)
+        >>> there, back = chain(0, 1, 8, 4, order="opposite")
+        >>> back == there[::-1]
+        True
     """
     if size % chains:
         raise FedlensError(
