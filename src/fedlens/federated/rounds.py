@@ -479,9 +479,7 @@ class _RoundUpdates:
         weight = 1 if self.algorithm.weighting == "uniform" else task.examples
         steps = self.algorithm.local.effective_steps(task.steps)
         trained = {name: update.parameters[name] for name in self.start}
-        return Contribution(
-            task.client, trained, weight, steps, norm, statistics=update.statistics
-        )
+        return Contribution(task.client, trained, weight, steps, norm, statistics=update.statistics)
 
     def _measure(self, one: Contribution, update: ClientUpdate) -> None:
         """Of one client, for diagnostics and for the record."""
