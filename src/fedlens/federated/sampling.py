@@ -167,9 +167,7 @@ def draw_cohort(
     )
 
 
-def _links(
-    sampled: Sequence[int] | Sequence[Sequence[int]],
-) -> Iterator[tuple[int | None, int]]:
+def _links(sampled: Sequence[int | Sequence[int]]) -> Iterator[tuple[int | None, int]]:
     """Every client with the number of its chain; None where clients are not in chains."""
     if len({isinstance(one, Sequence) for one in sampled}) > 1:
         raise FedlensError(
