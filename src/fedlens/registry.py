@@ -804,7 +804,8 @@ sampling = Registry(
     doc="""Which clients take part in a round.
 
     A function `(seed, round, clients, size, **parameters)` that returns the numbers of `size`
-    clients, from 0 to `clients` − 1. The same arguments must give the same clients.
+    clients, from 0 to `clients` − 1. The same arguments must give the same clients. With the trait
+    `sequential=True` it returns lists of numbers: chains of clients that train one after another.
 
     Examples:
         >>> import fedlens as fl

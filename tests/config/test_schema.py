@@ -288,8 +288,53 @@ def test_a_cohort_is_the_share_rounded_up(clients: int, participation: float, si
 def test_cyclic_cohorts_of_unequal_size_are_refused(clients: int, participation: float) -> None:
     words = [f"federated.clients={clients}", f"federated.participation={participation}"]
     assert compose("fedavg_iid", words)
-    with pytest.raises(FedlensError, match="cohorts of equal size that add up to all clients"):
-        compose("fedavg_iid", [*words, "algorithm=cyclic"])
+    for name in ("cyclic", "chain"):
+        with pytest.raises(FedlensError, match="cohorts of equal size that add up to all clients"):
+            compose("fedavg_iid", [*words, f"algorithm={name}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["algorithm.sampling.chains=3"], r"chains=3 does not divide the 10 clients of a round"),
+        (["algorithm.sampling.chains=0"], r"chains=0 must be 1 or more"),
+        (["algorithm.sampling.order=sorted"], r"order=sorted is unknown"),
+        (["algorithm.scaffold=true"], r"scaffold=true corrects clients that all start from"),
+        (["backbone.batch_norm=local"], r"batch_norm=local keeps layers of each client"),
+        (["algorithm.aggregator=regmean"], r"several clients have one: choose another"),
+        (["privacy.secure=true", "engine=flower_simulation"], r"privacy.secure=true adds up"),
+        (["privacy.name=central", "engine=flower_simulation"], r"needs uniformly drawn cohorts"),
+        (
+            ["algorithm.sampling.order=opposite", "federated.keep_updates=1"],
+            r"visits every client twice",
+        ),
+        (["algorithm.proximal_to=round"], r"set algorithm\.proximal"),
+        (["algorithm.proximal_to=global"], r"algorithm.proximal_to=global is unknown"),
+        (
+            ["algorithm.carry_momentum=true", "train.optimizer.momentum=0"],
+            r"needs momentum to pass on",
+        ),
+        (
+            ["algorithm.carry_momentum=true", "train.optimizer=adamw"],
+            r"needs momentum to pass on",
+        ),
+        (
+            ["algorithm.carry_momentum=true", "privacy.name=local", "engine=flower_simulation"],
+            r"send more than the update that privacy protects",
+        ),
+    ],
+)
+def test_what_does_not_go_with_chains_is_refused(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(FedlensError, match=complaint):
+        compose("fedavg_iid", ["algorithm=chain", *overrides])
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "cyclic"])
+def test_what_passes_along_a_chain_needs_one(sampling: str) -> None:
+    words = [f"algorithm.sampling={sampling}", "algorithm.proximal=0.1"]
+    for along in ("carry_momentum=true", "proximal_to=round"):
+        with pytest.raises(FedlensError, match=r"are for chains: set algorithm\.sampling=chain"):
+            compose("fedavg_iid", [*words, f"algorithm.{along}"])
 
 
 @pytest.mark.parametrize(
@@ -336,6 +381,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     },
     "fednova": {"aggregator": {"name": "fednova"}},
     "cyclic": {"sampling": {"name": "cyclic"}},
+    "chain": {"sampling": {"name": "chain", "chains": 1, "order": "shuffled"}},
     "cyclic_ties": {
         "sampling": {"name": "cyclic"},
         "aggregator": {"name": "ties", "density": 0.2, "scale": 1.0},

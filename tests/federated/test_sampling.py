@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from fedlens.errors import FedlensError
 from fedlens.federated.sampling import (
     answers,
+    chain,
     cohort_size,
     cyclic,
     draw_cohort,
@@ -99,6 +101,51 @@ def test_cycles_are_shuffled_anew_and_addressed() -> None:
 def test_a_cycle_needs_cohorts_of_equal_size() -> None:
     with pytest.raises(FedlensError, match="3 does not divide 10 clients"):
         cyclic(0, 1, 10, 3)
+
+
+@given(size=st.sampled_from([1, 2, 6, 12]), round_=st.integers(1, 30), data=st.data())
+def test_chains_cut_the_cohort_of_a_cycle(size: int, round_: int, data: st.DataObject) -> None:
+    chains = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+    cut = chain(3, round_, 12, size, chains=chains)
+    assert [len(one) for one in cut] == [size // chains] * chains
+    visited = [client for one in cut for client in one]
+    assert sorted(visited) == cyclic(3, round_, 12, size)
+    assert [visited] == chain(3, round_, 12, size)
+    both = chain(3, round_, 12, size, chains=chains, order="opposite")
+    assert both == [*cut, *(one[::-1] for one in cut)]
+
+
+def test_chains_keep_the_order_of_the_shuffle() -> None:
+    orders = [chain(0, round_, 20, 20)[0] for round_ in range(1, 9)]
+    assert len({tuple(one) for one in orders}) == 8
+    assert all(one != sorted(one) for one in orders)
+
+
+def test_chains_are_of_equal_length() -> None:
+    with pytest.raises(FedlensError, match="4 does not divide 10 clients"):
+        chain(0, 1, 20, 10, chains=4)
+    with pytest.raises(FedlensError, match="3 does not divide 10 clients"):
+        chain(0, 1, 10, 3)
+
+
+def test_the_tasks_of_a_cohort_know_their_chain() -> None:
+    """A client does the same steps wherever it is in a chain, and drops out of all of them."""
+
+    def opposite(*drawn: int) -> list[list[int]]:
+        return chain(*drawn, order="opposite")
+
+    found = draw_cohort(
+        1, 1, [5] * 10, size=10, lr=0.1, local_steps=6, min_local_steps=1, dropout=0.3,
+        sample=opposite,
+    )  # fmt: skip
+    one, two = found.chains
+    assert [task.chain for task in found.tasks] == [0] * len(one) + [1] * len(two)
+    assert [replace(task, chain=0) for task in two[::-1]] == one
+    assert len(found.drawn) == 20
+    assert len(found.dropped) == 20 - len(found.tasks) > 0
+    assert draw_cohort(1, 1, [5] * 10, size=5, lr=0.1, local_steps=3).chains == []
+    with pytest.raises(FedlensError, match=r"\[\[1, 2\], 3\] are in chains only in part"):
+        draw_cohort(1, 1, [5] * 9, size=3, lr=0.1, local_steps=3, sample=lambda *_: [[1, 2], 3])
 
 
 @pytest.mark.parametrize(

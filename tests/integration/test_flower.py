@@ -47,6 +47,7 @@ NODES = 2
 ROUNDS = ["federated.rounds=2", "checkpoint.every=1"]
 ONE_BY_ONE = [*ON_FEATURES, "engine.vectorise=false"]  # heads on features: the least work
 SPARSE = ["sparse.density=0.2", "sparse.rounds=2", "sparse.source=clients", "sparse.examples=4"]
+CHAIN = ["algorithm=chain", "federated.clients=6", "federated.participation=0.5"]
 VARIANTS = {
     "fedavg": [],
     "scaffold": ["algorithm.scaffold=true"],
@@ -61,6 +62,11 @@ VARIANTS = {
     "median": [*ONE_BY_ONE, "algorithm.aggregator=median"],
     "ties": [*ONE_BY_ONE, "algorithm.aggregator=ties"],
     "regmean": [*ONE_BY_ONE, "algorithm.aggregator=regmean"],
+    "chain": [*ONE_BY_ONE, *CHAIN],
+    "sparse chains, momentum carried along": [
+        *SPARSE, *CHAIN, "algorithm.carry_momentum=true", "algorithm.proximal=0.1",
+        "algorithm.proximal_to=round", "algorithm.sampling.order=opposite",
+    ],
     "sparse fisher average": [*SPARSE, "algorithm=fisher_average"],
     "dropout of clients": [*ONE_BY_ONE, "federated.dropout=0.4"],
     "one class each": [*ONE_BY_ONE, "partition=classes", "partition.classes_per_client=20"],
@@ -384,6 +390,21 @@ def test_a_failing_app_leaves_its_client_out(
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
     reasons = assert_same_but_for_reasons(start(config, grid=deployed(config)), without_one)
     assert "a bug in the app" in reasons[str(left_out)]
+
+
+def test_a_chain_passes_over_a_client_that_does_not_answer(
+    tmp_path: Path, deployed: Deployed
+) -> None:
+    harm, why = SPOILED["no answer"]
+    config = over_flower(experiment(tmp_path / "runs", *FEDERATED, *ROUNDS, *ONE_BY_ONE, *CHAIN))
+    (links,) = sampling.chain(config.seed, 1, 6, 3)
+    lost = links[1]
+    grid = deployed(config, spoiling(harm, round=1, client=lost))
+    first, second = records(start(config, grid=grid))
+    assert first["participants"] == links
+    assert first["clients"] == [client for client in links if client != lost]
+    assert why in first["rejected"][str(lost)]
+    assert len(second["clients"]) == 3
 
 
 def test_a_bad_reply_ends_a_strict_run_with_one_sentence(

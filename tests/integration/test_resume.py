@@ -109,6 +109,20 @@ FEDERATIONS = {
         "algorithm.average=exponential", "algorithm=fedadam", "algorithm.server.momentum=0",
         "train.optimizer=adamw", "train.lr=0.001",
     ],
+    "chain": [
+        "train.trainable=last_blocks:1", "algorithm=chain", "federated.clients=6",
+        "federated.participation=0.5", "algorithm.carry_momentum=true", "algorithm.proximal=0.1",
+        "algorithm.proximal_to=round",
+    ],
+    "two chains, BatchNorm averaged": [
+        *RESNET, "algorithm=chain", "algorithm.sampling.chains=2", "federated.clients=4",
+        "federated.participation=1",
+    ],
+    "chains on features, clients drop out": [
+        *ON_FEATURES, "algorithm=chain", "algorithm.sampling.order=opposite",
+        "federated.clients=4", "federated.participation=0.5", "federated.dropout=0.3",
+        "algorithm.carry_momentum=true",
+    ],
 }  # fmt: skip
 
 # With three clients, validation and a test curve, a round has five safe points.

@@ -32,6 +32,19 @@ def test_the_last_rounds_are_kept_and_earlier_ones_removed(tmp_path: Path) -> No
     assert kept.examples == {2: 12, 4: 14}
 
 
+def test_the_clients_of_a_chain_have_its_share(tmp_path: Path) -> None:
+    """Changes of 1, 2, 3 and examples of 10, 20, 50: chains (0, 1) and (2) give 30·3 and 50·3."""
+    kept = KeptUpdates(tmp_path, rounds=1)
+    for client, (examples, number) in enumerate([(10, 0), (20, 0), (50, 1)]):
+        moved = vector(client + 1)
+        kept.add(1, client, moved, examples=examples, start=vector(0), chain=number)
+    shares = read_round(tmp_path, 1).shares()
+    assert shares == {0: 30 / 80, 1: 30 / 80, 2: 50 / 80}
+    assert sum(share * (client + 1) for client, share in shares.items()) == 240 / 80
+    add_rounds(kept, range(2, 3))
+    assert read_round(tmp_path, 2).shares() == {2: 12 / 26, 4: 14 / 26}
+
+
 def test_a_round_repeated_after_a_kill_leaves_the_same_files(tmp_path: Path) -> None:
     add_rounds(KeptUpdates(tmp_path, rounds=2), range(1, 5))
     before = {path.name: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}

@@ -192,10 +192,10 @@ def contributions(run: LoadedRun) -> Contributions:
 
 
 def _shares(kept: KeptRound) -> Iterator[tuple[int, Params, float]]:
-    """Every client of a round, its parameters, and its share of the examples."""
-    total = sum(kept.examples.values())
+    """Every client of a round, its parameters, and its share in the mean."""
+    shares = kept.shares()
     for client, end in kept.clients.items():
-        yield client, end, kept.examples[client] / total
+        yield client, end, shares[client]
 
 
 def _close(one: Params, other: Params) -> bool:

@@ -7,7 +7,14 @@ the key, before anything is loaded.
 import math
 import re
 
-from fedlens.config.schema import AlgorithmConfig, Config, batch_norm, cohort_size, head_only
+from fedlens.config.schema import (
+    AlgorithmConfig,
+    Config,
+    batch_norm,
+    cohort_size,
+    head_only,
+    sequential,
+)
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import (
     aggregator,
@@ -28,6 +35,7 @@ LABELS = ("sampled", "data", "expected")
 TARGETS = ("logit", "log_prob")
 VOTES = ("union", "majority", "intersection")
 FLOWER = ("flower_simulation", "flower")
+PROXIMAL_TO = ("start", "round")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation can add
 
@@ -46,6 +54,7 @@ def check(config: Config) -> None:
         ("sparse.target", config.sparse.target, TARGETS),
         ("sparse.source", config.sparse.source, ("validation", "clients")),
         ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
+        ("algorithm.proximal_to", config.algorithm.proximal_to, PROXIMAL_TO),
         ("privacy.name", config.privacy.name, ("none", "central", "local")),
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
@@ -126,6 +135,7 @@ def check(config: Config) -> None:
         *_trainable_checks(config),
         *_sparse_checks(config),
         *_federated_checks(config),
+        *_chain_checks(config),
         *_privacy_checks(config),
     ]:
         if not fine:
@@ -293,9 +303,9 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         (federated.local_step_budget > 0, "federated.local_step_budget must be at least 1"),
         (0 <= federated.dropout < 1, "federated.dropout must lie in [0, 1)"),
         (
-            algorithm.sampling.name != "cyclic" or divides,
-            "algorithm.sampling=cyclic needs cohorts of equal size that add up to all clients: "
-            "change federated.participation or federated.clients",
+            algorithm.sampling.name not in ("cyclic", "chain") or divides,
+            f"algorithm.sampling={algorithm.sampling.name} needs cohorts of equal size that add up "
+            "to all clients: change federated.participation or federated.clients",
         ),
         (algorithm.proximal >= 0, "algorithm.proximal must not be negative"),
         (
@@ -335,6 +345,72 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         (
             engine.name not in FLOWER or federated.clients is not None,
             f"engine={engine.name} needs clients: set federated.clients",
+        ),
+    ]
+
+
+def _chain_checks(config: Config) -> list[tuple[bool, str]]:
+    """Of clients that train one after another, each from where the last stopped."""
+    algorithm, chained, chosen = config.algorithm, sequential(config), config.algorithm.sampling
+    along = algorithm.carry_momentum or algorithm.proximal_to == "round"
+    count, federated = chosen.get("chains", 1), config.federated
+    size = cohort_size(federated) if 0 < federated.participation <= 1 else count
+    optimizer = config.train.optimizer
+    where = f"algorithm.sampling={chosen.name}"
+    corrects = "algorithm.scaffold=true" if algorithm.scaffold else ""
+    if algorithm.correction.name != "none":
+        corrects = f"algorithm.correction={algorithm.correction.name}"
+    return [
+        (
+            chosen.name != "chain" or size % count == 0,
+            f"algorithm.sampling.chains={count} does not divide the {size} clients of a round: "
+            "change it, or federated.participation",
+        ),
+        (
+            not (chained and corrects),
+            f"{corrects} corrects clients that all start from the global model, and with {where} "
+            "each starts where the last stopped: choose one",
+        ),
+        (
+            not (chained and config.backbone.batch_norm == "local"),
+            "backbone.batch_norm=local keeps layers of each client from the model that a chain "
+            f"passes on: choose another mode, or do without {where}",
+        ),
+        (
+            not (chained and _needed_statistic(config)),
+            f"algorithm.aggregator={algorithm.aggregator.name} needs statistics of each client's "
+            f"own model, and with {where} several clients have one: choose another of the two",
+        ),
+        (
+            not (chained and config.privacy.secure),
+            f"privacy.secure=true adds up the updates of many clients at once, and with {where} "
+            "they train one after another: choose one",
+        ),
+        (
+            chosen.get("order") != "opposite" or not config.federated.keep_updates,
+            "algorithm.sampling.order=opposite visits every client twice, and "
+            "federated.keep_updates keeps one update of each: leave one of them out",
+        ),
+        (
+            chained or not along,
+            "algorithm.carry_momentum=true and algorithm.proximal_to=round are for chains: set "
+            "algorithm.sampling=chain",
+        ),
+        (
+            not algorithm.carry_momentum
+            or (optimizer.name == "sgd" and optimizer.get("momentum", 0) > 0),
+            "algorithm.carry_momentum=true needs momentum to pass on: use train.optimizer=sgd with "
+            "train.optimizer.momentum > 0",
+        ),
+        (
+            algorithm.proximal_to == "start" or algorithm.proximal > 0,
+            "algorithm.proximal_to=round says where FedProx's term pulls to: set "
+            "algorithm.proximal",
+        ),
+        (
+            not (along and config.privacy.on),
+            "algorithm.carry_momentum=true and algorithm.proximal_to=round send more than the "
+            "update that privacy protects: leave them out",
         ),
     ]
 

@@ -6,7 +6,7 @@ A run copies these labels into its records, so that a report needs none of the r
 import re
 
 from fedlens.config.compose import getattr_dotted, row_of
-from fedlens.config.schema import Config
+from fedlens.config.schema import Config, cohort_size, visits
 from fedlens.registry import REGISTRIES, backbone
 
 
@@ -59,7 +59,8 @@ def algorithm(config: Config) -> str:
     if chosen.correction.name != "none":
         names.append(_label(config, "algorithm.correction"))
     if chosen.proximal:
-        names.append(f"FedProx μ={chosen.proximal:g}")
+        towards = " towards the round's start" if chosen.proximal_to == "round" else ""
+        names.append(f"FedProx μ={chosen.proximal:g}{towards}")
     if chosen.server.name != "sgd":
         names.append(_label(config, "algorithm.server"))
     if chosen.aggregator.name != "mean" or not names:
@@ -72,7 +73,9 @@ def algorithm(config: Config) -> str:
     if chosen.server.name == "sgd" and chosen.server.lr != 1:
         details.append(f"server learning rate {chosen.server.lr:g}")
     if chosen.sampling.name != "uniform":
-        details.append(_label(config, "algorithm.sampling"))
+        details.append(sampling(config))
+    if chosen.carry_momentum:
+        details.append("momentum carried along")
     if chosen.average.name != "none":
         average = [_label(config, "algorithm.average"), *_unusual(config, "algorithm.average")]
         details.append(f"evaluated by the {', '.join(average)}")
@@ -81,6 +84,19 @@ def algorithm(config: Config) -> str:
     if config.privacy.secure:
         details.append("secure aggregation")
     return ", ".join([" + ".join(names), *details])
+
+
+def sampling(config: Config) -> str:
+    """'cyclic client sampling', 'chain of 10', '2 chains of 5', …"""
+    chosen = config.algorithm.sampling
+    if chosen.name != "chain":
+        return _label(config, "algorithm.sampling")
+    length = cohort_size(config.federated) // chosen.chains
+    chains = visits(config) // length
+    if chains == 1:
+        return f"chain of {length}"
+    opposite = " in opposite orders" if chosen.order == "opposite" else ""
+    return f"{chains} chains of {length}{opposite}"
 
 
 def plain(label: str) -> str:

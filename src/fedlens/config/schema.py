@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, cast, get_type_hints
 
-from fedlens.registry import REGISTRIES, trainable
+from fedlens.registry import REGISTRIES, sampling, trainable
 from fedlens.training.schedules import Schedule
 
 
@@ -84,6 +84,8 @@ class FederatedConfig:
 class AlgorithmConfig:
     sampling: Any = "uniform"  # who takes part in a round
     proximal: float = 0.0  # μ of FedProx
+    proximal_to: str = "start"  # of a chain: each client's own start, or the round's: start | round
+    carry_momentum: bool = False  # of a chain: momentum passes from client to client
     scaffold: bool = False  # control variates
     correction: Any = "none"  # a term in clients' gradients, from what the server remembers
     aggregator: Any = "mean"  # how client updates become one change of the global model
@@ -228,6 +230,17 @@ def cohort_size(federated: FederatedConfig) -> int:
 def cycle(federated: FederatedConfig) -> int:
     """1/C: the rounds in which cyclic sampling visits every client once."""
     return -(-(federated.clients or 1) // cohort_size(federated))
+
+
+def sequential(config: Config) -> bool:
+    """Whether the clients of a round train one after another, in chains."""
+    return bool(sampling[config.algorithm.sampling.name].traits.get("sequential"))
+
+
+def visits(config: Config) -> int:
+    """How many clients train in a round; two chains of opposite order visit each of them twice."""
+    twice = config.algorithm.sampling.get("order") == "opposite"
+    return cohort_size(config.federated) * (2 if twice else 1)
 
 
 def batch_norm(config: Config) -> Literal["frozen", "averaged", "local"]:

@@ -154,6 +154,7 @@ class FederatedLoop:
                     {name: update.parameters[name] for name in start},
                     examples=task.examples,
                     start=start,
+                    chain=task.chain,
                 )
             on_progress()
 

@@ -4,13 +4,13 @@ Nothing below this module reads a config.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fedlens import rng
 from fedlens.config.compose import getattr_dotted, row_of
-from fedlens.config.schema import Config, cohort_size, cycle, rounds, unit
+from fedlens.config.schema import Config, cohort_size, cycle, rounds, sequential, unit, visits
 from fedlens.experiments import privacy
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.central_loop import CentralSettings
@@ -21,6 +21,7 @@ from fedlens.experiments.masks import MaskSettings
 from fedlens.experiments.prefix import PrefixSettings, batch_sizes
 from fedlens.federated.algorithms.choice import make_aggregator
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
+from fedlens.federated.chains import ProximalTo
 from fedlens.federated.client import LocalTraining, Trainer
 from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.client_statistics import client_statistic as statistic_of
@@ -59,6 +60,8 @@ def local_training(config: Config, precision: Precision) -> LocalTraining:
         batch_size=config.train.batch_size,
         optimizer=optimizer(config),
         proximal=config.algorithm.proximal,
+        proximal_to=cast(ProximalTo, config.algorithm.proximal_to),
+        carry_momentum=config.algorithm.carry_momentum,
     ).corrected(correction(config))
 
 
@@ -186,7 +189,7 @@ def prefix(config: Config, experiment: Experiment) -> PrefixSettings:
     else:
         units, seen = (
             rounds(config),
-            cohort_size(federated) * federated.local_steps * train.batch_size,
+            visits(config) * federated.local_steps * train.batch_size,
         )
     validation = len(experiment.validation or ())
     threads = config.engine.get("threads_per_client")
@@ -273,7 +276,11 @@ def client_statistic(config: Config) -> ClientStatistic | None:
 
 
 def make_engine(config: Config, row: Row | None, trainer: Trainer, clients: int) -> Engine:
-    """The engine of a local row; without one, clients one after another."""
+    """The engine of a local row; without one, clients one after another.
+
+    It is told how many clients may train at once: in chains, one.
+    """
+    clients = 1 if sequential(config) else clients
     if row is None:
         chosen = config.engine
         return rows.serial(

@@ -14,8 +14,9 @@ from torch import nn
 from fedlens import params
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
-from fedlens.federated import carried
+from fedlens.federated import carried, chains
 from fedlens.federated.algorithms.fedprox import add_proximal_term
+from fedlens.federated.chains import MOMENTUM, ROUND, ProximalTo
 from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.correction import Correction
 from fedlens.federated.tasks import ClientTask, ClientUpdate
@@ -25,7 +26,7 @@ from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.packing import Packing
 from fedlens.training import optimizers
-from fedlens.training.optimizers import ClientOptimizer, CountsEffectiveSteps
+from fedlens.training.optimizers import ClientOptimizer, CountsEffectiveSteps, Sgd
 from fedlens.training.step import Diverged, Model, StepSettings, Tally, local_step, set_lr
 
 Shard = Callable[[int], torch.Tensor]  # client → positions of its examples in the training set
@@ -40,6 +41,22 @@ class LocalTraining:
     optimizer: ClientOptimizer
     proximal: float = 0.0  # FedProx's μ
     gradient_scale: float = 1.0  # gradients are multiplied by it before a correction is added
+    proximal_to: ProximalTo = "start"  # of a chain: each client's own start, or the round's
+    carry_momentum: bool = False  # of a chain: momentum passes from client to client
+
+    def __post_init__(self) -> None:
+        if self.carry_momentum and not (
+            isinstance(self.optimizer, Sgd) and self.optimizer.momentum
+        ):
+            raise FedlensError(
+                "carry_momentum=True passes SGD's momentum from client to client: train the "
+                "clients with SGD and momentum > 0, or leave it out."
+            )
+        if self.proximal_to == "round" and not self.proximal:
+            raise FedlensError(
+                "proximal_to='round' says where FedProx's term pulls to: set proximal, or leave "
+                "it out."
+            )
 
     def corrected(self, correction: Correction | None) -> "LocalTraining":
         """With the terms of a correction that are the same in all rounds."""
@@ -49,6 +66,17 @@ class LocalTraining:
             self,
             proximal=self.proximal + correction.proximal,
             gradient_scale=correction.gradient_scale,
+        )
+
+    @property
+    def chained(self) -> bool:
+        """Whether clients need more than the global model, so that they must train in chains."""
+        return self.carry_momentum or self.proximal_to == "round"
+
+    def beside(self, trained: Params) -> dict[str, torch.Tensor]:
+        """What the first client of a chain receives beside the global parameters."""
+        return chains.beside(
+            trained, carry_momentum=self.carry_momentum, proximal_to=self.proximal_to
         )
 
     def effective_steps(self, steps: int) -> float | None:
@@ -111,6 +139,7 @@ class Trainer:
         self.carried = classifier.carried(self.model, mode)
         self.returned = carried.returned(self.model, mode)
         self.own_names = batch_norm.own_names(self.model) if mode == "local" else []
+        self.beside = params.copy(training.beside(self.packed()))  # what was received last
         self.optimizer = None
         if self.trained:  # each task has its own learning rate
             self.optimizer = training.optimizer.make(self.trained.items(), self.masks, lr=0.0)
@@ -144,12 +173,13 @@ class Trainer:
 
     def received(self) -> dict[str, torch.Tensor]:
         """All that a client is sent: trainable parameters, and what travels beside them."""
-        return {**self.packed(), **self.carried}
+        return {**self.packed(), **self.carried, **self.beside}
 
     def sent(self) -> dict[str, torch.Tensor]:
         """All that a client sends back."""
         beside = {name: value for name, value in self.carried.items() if name in self.returned}
-        return {**self.packed(), **beside}
+        momentum = {name: one for name, one in self.beside.items() if name.startswith(MOMENTUM)}
+        return {**self.packed(), **beside, **momentum}
 
     def statistics_layout(self) -> dict[str, torch.Tensor]:
         """What an update has beside its parameters, on the meta device."""
@@ -161,7 +191,9 @@ class Trainer:
         received = {**parameters, **(task.own or {})}
         parameters = {name: value.to(self.device) for name, value in received.items()}
         self.load(parameters)
-        optimizer.state.clear()  # every client begins with momentum 0
+        optimizer.state.clear()  # every client begins with momentum 0, unless it is carried along
+        if training.carry_momentum:
+            self._load_momentum(optimizer)
         set_lr(optimizer, task.lr)
         shard, stream = self.shard(task.client), client_stream(self.seed, task)
         order = local_order(len(shard), training.batch_size, task.steps, stream)
@@ -180,17 +212,36 @@ class Trainer:
                     )  # fmt: skip
         except Diverged as reason:
             fault = str(reason)
+        if training.carry_momentum:
+            self._keep_momentum(optimizer)
         statistics = {} if fault else self._statistics(shard, stream)
         return ClientUpdate(task, self.sent(), tally, fault, statistics=statistics)
 
     @torch.no_grad()
     def load(self, received: Params) -> None:
         """Writes what a client was sent into the model."""
-        if fault := params.mismatch({**self.packing.layout, **self.carried}, received):
+        beside = {**self.carried, **self.beside}
+        if fault := params.mismatch({**self.packing.layout, **beside}, received):
             raise ValueError(fault)
         self.packing.unpack({name: received[name] for name in self.trained}, self.trained)
-        for name, value in self.carried.items():
+        for name, value in beside.items():
             value.copy_(received[name])
+
+    def _load_momentum(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's momentum is what was received.
+
+        A sparse optimizer holds that of the trained entries, or, like any other, of whole tensors.
+        """
+        for name, parameter in self.trained.items():
+            value = self.beside[MOMENTUM + name]
+            like = parameter if value.numel() == parameter.numel() else value
+            momentum = torch.empty_like(like, requires_grad=False).copy_(value.view(like.shape))
+            optimizer.state[parameter]["momentum_buffer"] = momentum
+
+    def _keep_momentum(self, optimizer: torch.optim.Optimizer) -> None:
+        for name, parameter in self.trained.items():
+            value = self.beside[MOMENTUM + name]
+            value.copy_(optimizer.state[parameter]["momentum_buffer"].reshape(value.shape))
 
     def _statistics(self, shard: torch.Tensor, stream: Stream) -> dict[str, torch.Tensor]:
         """At the parameters that the model has now."""
@@ -201,13 +252,14 @@ class Trainer:
     @torch.no_grad()
     def _adjust(self, start: Params, correction: Params | None) -> None:
         """FedProx's term and a correction; frozen entries become 0, so clipping ignores them."""
+        anchor = ROUND if self.training.proximal_to == "round" else ""
         for name, parameter in self.trained.items():
             if parameter.grad is None:
                 continue
             gradient = self.packing.taken(name, parameter.grad)
             if self.training.proximal:
                 weights = self.packing.taken(name, parameter)
-                add_proximal_term(gradient, weights, start[name], self.training.proximal)
+                add_proximal_term(gradient, weights, start[anchor + name], self.training.proximal)
             if self.training.gradient_scale != 1:
                 gradient.mul_(self.training.gradient_scale)
             if correction:

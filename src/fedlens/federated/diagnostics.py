@@ -42,11 +42,12 @@ class Delta:
         self.start = start
         self.values = params.zeros_like(start)
 
-    def measure(self, parameters: Params) -> float:
-        """‖w_k − w‖; not finite if any of the parameters is not."""
+    def measure(self, parameters: Params, start: Params | None = None) -> float:
+        """‖w_k − w‖; not finite if any of the parameters is not. `start` takes the place of w."""
         squares = 0.0
+        start = self.start if start is None else start
         for name, delta in self.values.items():
-            torch.sub(parameters[name], self.start[name], out=delta)
+            torch.sub(parameters[name], start[name], out=delta)
             squares += torch.linalg.vector_norm(delta, dtype=torch.float64).item() ** 2
         return math.sqrt(squares) if math.isfinite(squares) else squares
 

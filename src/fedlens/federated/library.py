@@ -6,6 +6,7 @@ Every function returns a `Federation`, whose rounds are those of `federated.roun
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Required, TypedDict, Unpack
 
@@ -23,6 +24,7 @@ from fedlens.federated.algorithms.choice import (
 )
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.carried import rules
+from fedlens.federated.chains import PROXIMAL_TO, ProximalTo
 from fedlens.federated.client import LocalTraining, Trainer, trainable_parameters
 from fedlens.federated.client_statistics import EXAMPLES, client_statistic
 from fedlens.federated.correction import Correction
@@ -61,6 +63,7 @@ SERVER_PARAMETERS = {  # argument here → parameter of the server optimizer's r
 }
 Data = Examples | tuple[Array, Array] | Sequence[tuple[torch.Tensor, int]]
 AggregatorChoice = str | Mapping[str, Any] | Callable[..., Any]
+SamplingChoice = str | Mapping[str, Any] | Sample
 
 
 class Options(TypedDict, total=False):
@@ -71,6 +74,8 @@ class Options(TypedDict, total=False):
     batch_size: Required[int]
     momentum: float
     optimizer: ClientOptimizer | None
+    proximal_to: ProximalTo
+    carry_momentum: bool
     masks: Mapping[str, torch.Tensor] | None
     aggregator: AggregatorChoice
     statistics_examples: int | None
@@ -128,7 +133,7 @@ class Federation:
         participation: float = 0.1,
         *,
         lr: float | None = None,
-        sampling: str | Sample = "uniform",
+        sampling: SamplingChoice = "uniform",
         dropout: float = 0.0,
         min_local_steps: int | None = None,
     ) -> Cohort:
@@ -138,8 +143,9 @@ class Federation:
             state: The state that the round starts from.
             participation: The share of the clients that take part, rounded up.
             lr: The clients' learning rate in this round; by default that of the algorithm.
-            sampling: `"uniform"`, `"cyclic"`, or a function `(seed, round, clients, size)` that
-                returns client numbers.
+            sampling: `"uniform"`, `"cyclic"`, `"chain"` for clients that train one after another,
+                a row with parameters (`{"name": "chain", "chains": 2}`), or a function
+                `(seed, round, clients, size)` that returns client numbers, or chains of them.
             dropout: The probability that a sampled client does not answer.
             min_local_steps: Stragglers: steps are drawn from here to the algorithm's local_steps.
         """
@@ -160,7 +166,7 @@ class Federation:
             local_steps=self.local_steps,
             min_local_steps=min_local_steps,
             dropout=dropout,
-            sample=samplings.row(sampling).make,
+            sample=_sample(sampling),
         )
 
     def apply(
@@ -196,6 +202,8 @@ def fedavg(
     momentum: float = 0.0,
     optimizer: ClientOptimizer | None = None,
     proximal: float = 0.0,
+    proximal_to: ProximalTo = "start",
+    carry_momentum: bool = False,
     correction: Correction | None = None,
     masks: Mapping[str, torch.Tensor] | None = None,
     aggregator: AggregatorChoice = "mean",
@@ -227,6 +235,9 @@ def fedavg(
         momentum: Of the clients' SGD, from 0 in every round.
         optimizer: A client optimizer instead of SGD, such as `AdamW()`.
         proximal: μ of FedProx.
+        proximal_to: Of chains: FedProx's term pulls each client to its own "start", or to the
+            global model that began the "round".
+        carry_momentum: Of chains: momentum passes from client to client, from 0 in every round.
         correction: A term in the clients' gradients from what the server remembers, as `ghbm`,
             `fedcm`, `feddyn` and `scaffold` set it, or of your own.
         masks: Name → bool tensor: of these parameters only the entries that are True are trained
@@ -280,6 +291,9 @@ def fedavg(
         raise FedlensError(
             f"bad_update='{bad_update}' is unknown: {suggest(bad_update, ('skip', 'raise'))}"
         )
+    if proximal_to not in PROXIMAL_TO:
+        options = suggest(proximal_to, PROXIMAL_TO)
+        raise FedlensError(f"proximal_to='{proximal_to}' is unknown: {options}")
     if batch_norm not in MODES:
         raise FedlensError(f"batch_norm='{batch_norm}' is unknown: {suggest(batch_norm, MODES)}")
     make = _aggregator(aggregator)
@@ -296,6 +310,8 @@ def fedavg(
         batch_size,
         optimizer or Sgd(momentum=momentum),
         proximal=proximal,
+        proximal_to=proximal_to,
+        carry_momentum=carry_momentum,
     ).corrected(correction)
     trainer = Trainer(
         model,
@@ -673,13 +689,22 @@ def _check(**arguments: float) -> None:
 def _aggregator(choice: AggregatorChoice) -> MakeAggregator:
     if not isinstance(choice, Mapping):
         return make_aggregator(choice)
+    return make_aggregator(*_named(choice, "aggregator", "{'name': 'trimmed_mean', 'trim': 0.2}"))
+
+
+def _sample(choice: SamplingChoice) -> Sample:
+    if not isinstance(choice, Mapping):
+        return samplings.row(choice).make
+    name, parameters = _named(choice, "sampling", "{'name': 'chain', 'chains': 2}")
+    row = samplings[name]
+    return partial(row.make, **row.checked(parameters))
+
+
+def _named(choice: Mapping[str, Any], what: str, example: str) -> tuple[str, dict[str, Any]]:
+    """A row's name and its parameters."""
     if not isinstance(choice.get("name"), str):
-        raise FedlensError(
-            "aggregator has no name: write it as {'name': 'trimmed_mean', 'trim': 0.2}."
-        )
-    return make_aggregator(
-        choice["name"], {key: value for key, value in choice.items() if key != "name"}
-    )
+        raise FedlensError(f"{what} has no name: write it as {example}.")
+    return choice["name"], {key: value for key, value in choice.items() if key != "name"}
 
 
 def _needs(choice: AggregatorChoice) -> str | None:

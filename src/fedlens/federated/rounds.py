@@ -1,7 +1,9 @@
 """The federated round: local training, aggregation and a server step, as a function of the state.
 
 `init` gives a state and `apply(state, cohort)` the next one with a report; neither changes what it
-is given. The experiment loop, the training of a head and the library all call this one round.
+is given. The experiment loop, the training of a head and the library all call this one round. In a
+chain each client starts where the last stopped, and only the end of the chain is aggregated, with
+the weight of all its clients (Zaccone et al., 2022, https://arxiv.org/abs/2201.10899).
 """
 
 import logging
@@ -16,7 +18,7 @@ import torch
 
 from fedlens import params
 from fedlens.errors import FedlensError
-from fedlens.federated import wire
+from fedlens.federated import chains, wire
 from fedlens.federated.aggregation import (
     Aggregator,
     Contribution,
@@ -33,7 +35,7 @@ from fedlens.federated.correction import Correction
 from fedlens.federated.diagnostics import Delta, MakeDiagnostic
 from fedlens.federated.server import Moments, ServerOptimizer, server_step
 from fedlens.federated.server_memory import Memory
-from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort, Engine
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort, Engine, NoUpdates
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.runtime.threads import limited_threads
@@ -241,34 +243,36 @@ class FederatedAlgorithm:
     ) -> tuple[ServerState, RoundReport]:
         """One round: the next state, and what happened.
 
-        `on_update` is called after every client, while its update's tensors may still be read.
+        `on_update` is called after every client, while its update's tensors may still be read. In a
+        chain it is given each client's own change δ_k since the client before it, as w + δ_k.
         """
         if cohort.round != state.round + 1:
             raise FedlensError(
                 f"The cohort is for round {cohort.round}, but the state is after round "
                 f"{state.round}: draw a cohort for round {state.round + 1}."
             )
+        self._check_chains(cohort)
         began = time.monotonic()
         tasks = self._tasks(cohort, state)
-        updates = _RoundUpdates(self, state, cohort.round)
+        updates = _RoundUpdates(self, state, cohort, on_update)
+        sent = {**state.trained, **state.carried}
+        start = {**sent, **self.local.beside(state.trained)}
         prepared = time.monotonic()
-        aggregating = 0.0
-        for update in self.engine.updates({**state.trained, **state.carried}, tasks):
-            arrived = time.monotonic()
-            with limited_threads(1):  # the other threads are the workers', where there are any
-                accepted = updates.add(update)
-            aggregating += time.monotonic() - arrived
-            if on_update is not None:
-                on_update(update, accepted)
+        if cohort.chains:
+            self._run_chains(start, cohort, updates)
+        else:
+            for update in self.engine.updates(start, tasks):
+                updates.add(update)
         trained = time.monotonic()
         diagnostics = updates.diagnostics()
         following = replace(self._step(state, updates), round=cohort.round)
-        size_down = wire.size({**state.trained, **state.carried}, state.packing.index)
-        size_up = wire.size(updates.expected, state.packing.index)
-        if self.correction is not None:
-            term = wire.size(state.trained, state.packing.index)
-            size_down += term
-            size_up += term if self.correction.returned else 0
+        local, masked, correction = self.local, state.packing.index, self.correction
+        returned = correction is not None and correction.returned
+        more_up = returned + local.carry_momentum  # tensors like the trained ones
+        more_down = (correction is not None) + local.carry_momentum + (local.proximal_to == "round")
+        again = wire.size(state.trained, masked)
+        size_down = wire.size(sent, masked) + more_down * again
+        size_up = wire.size(updates.returned, masked) + more_up * again
         statistics = wire.size(self.statistics) if self.statistics else 0
         report = RoundReport(
             cohort=cohort,
@@ -281,12 +285,51 @@ class FederatedAlgorithm:
             bytes_up=len(cohort.tasks) * (size_up + statistics),
             seconds={
                 "prepare": prepared - began,
-                "train": trained - prepared - aggregating,
-                "aggregate": aggregating,
+                "train": trained - prepared - updates.seconds,
+                "aggregate": updates.seconds,
                 "server": time.monotonic() - trained,
             },
         )
         return following, report
+
+    def _run_chains(self, start: Params, cohort: Cohort, updates: "_RoundUpdates") -> None:
+        """Each chain link by link; a client whose update is rejected is passed over."""
+        silent = 0
+        for tasks in cohort.chains:
+            chain = _Chain(start)
+            for task in tasks:
+                try:
+                    for update in self.engine.updates(chain.parameters, [task]):
+                        updates.add(update, chain)
+                except NoUpdates as none:
+                    silent += 1
+                    if silent == len(cohort.tasks):
+                        raise NoUpdates(cohort.tasks, none.reason) from none
+                    updates.add(ClientUpdate(task, {}, None, none.reason), chain)
+            updates.finish(chain)
+
+    def _check_chains(self, cohort: Cohort) -> None:
+        """Refuses what does not go with chains, or without them."""
+        if not cohort.tasks:
+            return
+        if not cohort.chains:
+            if self.local.chained:
+                raise FedlensError(
+                    "carry_momentum and proximal_to='round' are for chains: sample the cohort with "
+                    "sampling='chain', or leave them out."
+                )
+            return
+        for used, what in [
+            (self.correction is not None, "A correction of the clients' gradients needs"),
+            (self.own, "Layers that every client keeps for itself (FedBN) need"),
+            (self.statistics, "The aggregator's statistics of each client need"),
+            (self.release is not None, "Central differential privacy needs"),
+        ]:
+            if used:
+                raise FedlensError(
+                    f"{what} clients that all start from the global model, and in a chain each "
+                    "starts where the last stopped: sample the cohort in another way."
+                )
 
     def _step(self, state: ServerState, updates: "_RoundUpdates") -> ServerState:
         """The state after the server's step; the same where no valid update came."""
@@ -353,13 +396,39 @@ class FederatedAlgorithm:
         ]
 
 
+@dataclass
+class _Chain:
+    """Clients of a round that train one after another, and what those accepted add up to."""
+
+    parameters: Params  # what the next client starts from
+    weight: float = 0.0
+    steps: int = 0
+    effective_steps: float = 0.0
+    client: int | None = None  # the last one accepted
+
+    def extend(self, parameters: Params, one: Contribution, steps: int) -> None:
+        self.parameters = {**self.parameters, **params.copy(parameters)}
+        self.weight += one.weight
+        self.steps += steps
+        self.effective_steps += one.effective_steps or 0.0
+        self.client = one.client
+
+
 class _RoundUpdates:
     """The updates of one round as they come in: checked, measured, aggregated, let go."""
 
-    def __init__(self, algorithm: FederatedAlgorithm, state: ServerState, round_: int) -> None:
+    def __init__(
+        self,
+        algorithm: FederatedAlgorithm,
+        state: ServerState,
+        cohort: Cohort,
+        on_update: OnUpdate | None,
+    ) -> None:
         self.algorithm = algorithm
         self.start = state.trained
-        stream = Stream(algorithm.seed, ("merge", round_))
+        self.chained = bool(cohort.chains)
+        self.on_update = on_update
+        stream = Stream(algorithm.seed, ("merge", cohort.round))
         self.aggregator = algorithm.aggregator(self.start, stream)
         if isinstance(self.aggregator, UnpacksUpdates):
             self.aggregator.unpack_with(state.packing, state.base)
@@ -372,8 +441,10 @@ class _RoundUpdates:
         )
         self.carried = [rule.begin(state.carried) for rule in algorithm.carried]
         beside = [name for rule in algorithm.carried if rule.returned for name in rule.names]
-        self.expected = {**self.start, **{name: state.carried[name] for name in beside}}
-        self.beside = beside
+        self.returned = {**self.start, **{name: state.carried[name] for name in beside}}
+        self.expected = dict(self.returned)
+        if algorithm.local.carry_momentum:
+            self.expected |= chains.prefixed(chains.MOMENTUM, self.start)
         self.own: dict[int, dict[str, torch.Tensor]] = {}
         self.delta = Delta(self.start)
         self.tally: Tally | None = Tally()
@@ -381,50 +452,100 @@ class _RoundUpdates:
         self.accepted: list[int] = []
         self.rejected: dict[int, str] = {}
         self.individual = True
+        self.seconds = 0.0  # spent here
 
     def _mean(self, stream: Stream) -> Aggregator | None:
-        """What diagnostics compare updates with: the weighted mean, whatever is aggregated."""
-        if type(self.aggregator) is FedAvg:
-            return self.aggregator
-        return WeightedMean(self.start, stream) if self.algorithm.diagnostics else None
+        """What diagnostics compare updates with: the weighted mean, whatever is aggregated.
 
-    def add(self, update: ClientUpdate) -> bool:
-        """Whether the update was accepted."""
-        task, local = update.task, self.algorithm.local
+        In chains updates have different starts, so it is the mean of their changes: from 0.
+        """
+        if type(self.aggregator) is FedAvg and not self.chained:
+            return self.aggregator
+        if not self.algorithm.diagnostics:
+            return None
+        return WeightedMean(params.zeros_like(self.start) if self.chained else self.start, stream)
+
+    def add(self, update: ClientUpdate, chain: _Chain | None = None) -> None:
+        """One client's update, from the global model or from where its chain has come to."""
+        arrived = time.monotonic()
         update = replace(update, parameters=params.with_float64(update.parameters))
+        with limited_threads(1):  # the other threads are the workers', where there are any
+            one = self._checked(update, self.start if chain is None else chain.parameters)
+            if one is not None:
+                self._measure(one, update)
+                if chain is None:
+                    self._aggregate(one, update.parameters)
+                    self._remember(one, update)
+                else:
+                    chain.extend(update.parameters, one, update.task.steps)
+        self.seconds += time.monotonic() - arrived
+        if self.on_update is not None:
+            if chain is not None and one is not None:
+                moved = {name: self.start[name] + self.delta.values[name] for name in self.start}
+                update = replace(update, parameters=moved)
+            self.on_update(update, one is not None)
+
+    def finish(self, chain: _Chain) -> None:
+        """Aggregates the end of a chain, unless none of its clients was accepted."""
+        if chain.client is None:
+            return
+        arrived, local = time.monotonic(), self.algorithm.local
+        with limited_threads(1):
+            trained = {name: chain.parameters[name] for name in self.start}
+            steps = local.effective_steps(chain.steps)  # of one client that does all of them
+            if steps is not None and not local.carry_momentum:
+                steps = chain.effective_steps
+            norm = self.delta.measure(trained)
+            end = Contribution(chain.client, trained, chain.weight, steps, norm)
+            self._aggregate(end, chain.parameters)
+        self.seconds += time.monotonic() - arrived
+
+    def _checked(self, update: ClientUpdate, start: Params) -> Contribution | None:
+        """The update's contribution; None if it is rejected."""
+        task = update.task
         norm = math.nan
         fault = update.fault or params.mismatch(self.expected, update.parameters)
         if not fault:
-            norm = self.delta.measure(update.parameters)
-            beside = all(update.parameters[name].isfinite().all() for name in self.beside)
-            if not (math.isfinite(norm) and beside):
+            norm = self.delta.measure(update.parameters, start)
+            beside = (value for name, value in update.parameters.items() if name not in self.start)
+            if not (math.isfinite(norm) and all(value.isfinite().all() for value in beside)):
                 fault = "it holds values that are not finite"
             else:
                 fault = _statistics_fault(self.algorithm.statistics, update.statistics)
         if fault:
             self._reject(update, fault)
-            return False
+            return None
         weight = 1 if self.algorithm.weighting == "uniform" else task.examples
-        steps = local.effective_steps(task.steps)
+        steps = self.algorithm.local.effective_steps(task.steps)
         trained = {name: update.parameters[name] for name in self.start}
-        one = Contribution(task.client, trained, weight, steps, norm, statistics=update.statistics)
-        self.aggregator.add(one)
+        return Contribution(task.client, trained, weight, steps, norm, statistics=update.statistics)
+
+    def _measure(self, one: Contribution, update: ClientUpdate) -> None:
+        """Of one client, for diagnostics and for the record."""
         if self.mean is not None and self.mean is not self.aggregator:
-            self.mean.add(one)
+            self.mean.add(replace(one, parameters=self.delta.values) if self.chained else one)
         self.individual &= update.individual
         if self.individual:
             for diagnostic in self.measured.values():
-                diagnostic.add(self.delta.values, norm, weight)
+                diagnostic.add(self.delta.values, one.norm, one.weight)
+        self._count(update.tally)
+        self.accepted.append(one.client)
+
+    def _aggregate(self, one: Contribution, parameters: Params) -> None:
+        """A client's parameters, or those at the end of a chain."""
+        self.aggregator.add(one)
         for rule in self.carried:
-            rule.add(update.parameters, weight)
+            rule.add(parameters, one.weight)
+
+    def _remember(self, one: Contribution, update: ClientUpdate) -> None:
+        """What a client keeps for itself until its next round."""
         if self.algorithm.own:
             kept = {name: update.parameters[name] for name in self.algorithm.own}
-            self.own[task.client] = params.copy(kept)
+            self.own[one.client] = params.copy(kept)
         if self.correction is not None:
-            self.correction.add(task, trained, local.scale(task.steps, task.lr))
-        self._count(update.tally)
-        self.accepted.append(task.client)
-        return True
+            task = update.task
+            scale = self.algorithm.local.scale(task.steps, task.lr)
+            self.correction.add(task, one.parameters, scale)
 
     def change(self) -> dict[str, torch.Tensor]:
         return self._mean_change if self.aggregator is self.mean else self.aggregator.change()

@@ -5,10 +5,12 @@ Training data and labels stay with the clients; only these values travel.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal, Protocol
 
 from torch import nn
 
+from fedlens.errors import FedlensError
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
@@ -30,6 +32,8 @@ class ClientTask:
     correction: Params | None = None  # added to each gradient, as SCAFFOLD's c − c_i
     own: Params | None = None  # tensors that the client keeps for itself, as it left them (FedBN)
     statistics: Params = field(default_factory=dict)  # the layout of those that are asked for
+    chain: int | None = None  # the number of its chain: it starts where the client before it in the
+    # chain stopped. None: all clients start from the global model
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,26 @@ class Cohort:
     @property
     def dropped(self) -> list[int]:
         """The clients that were drawn but do not answer."""
-        return sorted(set(self.drawn) - {task.client for task in self.tasks})
+        answering = {task.client for task in self.tasks}
+        return sorted(client for client in self.drawn if client not in answering)
+
+    @property
+    def chains(self) -> list[list[ClientTask]]:
+        """The tasks of each chain, one after another; empty where there are no chains."""
+        chained = [task for task in self.tasks if task.chain is not None]
+        return [list(links) for _, links in groupby(chained, key=lambda task: task.chain)]
+
+
+class NoUpdates(FedlensError):
+    """None of the clients that an engine was asked to train gave an update."""
+
+    def __init__(self, tasks: Sequence[ClientTask], reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"None of the {len(tasks)} clients of round {tasks[0].round} gave an update "
+            f"({reason.rstrip('.')}): check the nodes, then run the same command again to "
+            "resume."
+        )
 
 
 class Engine(Protocol):

@@ -2,9 +2,11 @@
 
 updates/round-000012/ has start.safetensors, the global parameters before the round, and one file
 for each client with its parameters after it. Where masks are used, only trained entries are stored.
+Of a client in a chain they are the global ones plus its own change since the client before it.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,9 +32,19 @@ class KeptUpdates:
             clear_partials(path)
 
     def add(
-        self, round_: int, client: int, parameters: Params, *, examples: int, start: Params
+        self,
+        round_: int,
+        client: int,
+        parameters: Params,
+        *,
+        examples: int,
+        start: Params,
+        chain: int | None = None,
     ) -> None:
-        """The parameters of one client after a round that began with `start`."""
+        """The parameters of one client after a round that began with `start`.
+
+        `chain` is the number of its chain, where clients train one after another.
+        """
         if not self.rounds:
             return
         folder = _round_folder(self.folder, round_)
@@ -44,6 +56,8 @@ class KeptUpdates:
                 if old <= round_ - self.rounds:
                     discard(_round_folder(self.folder, old))
         metadata = {"examples": str(examples)}
+        if chain is not None:
+            metadata["chain"] = str(chain)
         _write(folder / f"client-{client:06d}.safetensors", parameters, metadata)
 
 
@@ -55,17 +69,35 @@ class KeptRound:
     start: dict[str, torch.Tensor]
     clients: dict[int, dict[str, torch.Tensor]]
     examples: dict[int, int]  # that a client trained on
+    chain: dict[int, int] = field(default_factory=dict)  # its number, of clients in chains
+
+    def shares(self) -> dict[int, float]:
+        """p_k, with which client k's change is part of the round's mean: w + Σ p_k (w_k − w).
+
+        Its share of the examples; the changes of a chain's clients add up, so each has the share
+        of the whole chain.
+        """
+        total, together = sum(self.examples.values()), Counter[int]()
+        for client, count in self.examples.items():
+            if client in self.chain:
+                together[self.chain[client]] += count
+        return {
+            client: (together[self.chain[client]] if client in self.chain else count) / total
+            for client, count in self.examples.items()
+        }
 
 
 def read_round(folder: Path, number: int) -> KeptRound:
     path = _round_folder(folder, number)
-    clients, examples = {}, {}
+    clients, examples, chain = {}, {}, {}
     start, _ = _read(path / START)
     for file in sorted(path.glob("client-*.safetensors")):
         client = int(file.stem.rpartition("-")[2])
         clients[client], metadata = _read(file)
         examples[client] = int(metadata["examples"])
-    return KeptRound(number, start, clients, examples)
+        if "chain" in metadata:
+            chain[client] = int(metadata["chain"])
+    return KeptRound(number, start, clients, examples, chain)
 
 
 def _round_folder(folder: Path, number: int) -> Path:

@@ -19,6 +19,8 @@ from fedlens.experiments.clients import ClientSession
 from fedlens.experiments.flower.setup import encode_setup
 from fedlens.experiments.local_data import of_server, partition_spec, whole
 from fedlens.federated import carried
+from fedlens.federated.chains import ROUND, prefixed
+from fedlens.federated.client import trainable_parameters
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import Clients
 from fedlens.models import classifier
@@ -160,6 +162,7 @@ def _clients(config: Config, roster: "Roster", deadline: float, experiment: Expe
 
     assert experiment.partition is not None
     model, mode = experiment.model, experiment.model.batch_norm
+    only_sent = classifier.carried(model, mode).keys() - carried.returned(model, mode)
     return FlowerClients(
         roster,
         experiment.partition.sizes.tolist(),
@@ -167,7 +170,7 @@ def _clients(config: Config, roster: "Roster", deadline: float, experiment: Expe
         extra=extra,
         secure=secure,
         losses=privacy.name != "local",
-        only_sent=classifier.carried(model, mode).keys() - carried.returned(model, mode),
+        only_sent=only_sent | prefixed(ROUND, trainable_parameters(model)).keys(),
     )
 
 

@@ -14,6 +14,7 @@ from fedlens import params
 from fedlens.config import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
+from fedlens.experiments import settings
 from fedlens.experiments.build import build
 from fedlens.experiments.clients import experiment_host, shards
 from fedlens.experiments.flower.setup import decode_head, decode_masks
@@ -90,7 +91,10 @@ class HostSession:
             return self.host.calibrator.candidates
         kept = {name: mask for name, mask in self.masks.items() if mask.any()}
         trained = Packing(trainable_parameters(model), kept).layout
-        return trained if stage == "correction" else {**trained, **carried(model, model.batch_norm)}
+        if stage == "correction":
+            return trained
+        local = settings.local_training(self.config, self.experiment.precision)
+        return {**trained, **carried(model, model.batch_norm), **local.beside(trained)}
 
 
 @cache

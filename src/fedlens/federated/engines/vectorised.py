@@ -12,6 +12,7 @@ import torch
 from fedlens.data.examples import FeatureExamples
 from fedlens.errors import FedlensError
 from fedlens.federated.algorithms.fedprox import add_proximal_term
+from fedlens.federated.chains import MOMENTUM, ROUND, prefixed
 from fedlens.federated.client import LocalTraining, Shard, client_stream, local_order
 from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.params import Params
@@ -97,6 +98,12 @@ class Group:
         count = len(self.ranked)
         heads = [value.expand(count, *value.shape).clone() for value in start]
         momenta = [torch.zeros_like(value) for value in heads]
+        if self.training.carry_momentum:
+            for name, value in zip(self.names, momenta, strict=True):
+                value.copy_(parameters[MOMENTUM + name])
+        anchor = start
+        if self.training.proximal_to == "round":
+            anchor = [parameters[ROUND + name].to(device) for name in self.names]
         corrections, plain = self._corrections(), self._plain
         lr = self.ranked[0].lr
         for step in range(self.ranked[0].steps):
@@ -112,13 +119,13 @@ class Group:
                     value.sub_(momentum, alpha=lr)
                 continue
             gradients = [torch.bmm(slope.transpose(1, 2), x), slope.sum(1)]
-            self._adjust(gradients, current, start, corrections)
+            self._adjust(gradients, current, anchor, corrections)
             for value, gradient, momentum in zip(current, gradients, moving, strict=True):
                 gradient.add_(value, alpha=sgd.weight_decay)
                 momentum.mul_(sgd.momentum).add_(gradient)
                 ahead = gradient.add_(momentum, alpha=sgd.momentum)
                 value.sub_(ahead if sgd.nesterov else momentum, alpha=lr)
-        return self._updates(heads)
+        return self._updates(heads, momenta)
 
     @property
     def _plain(self) -> bool:
@@ -155,14 +162,14 @@ class Group:
         self,
         gradients: Sequence[torch.Tensor],
         heads: Sequence[torch.Tensor],
-        start: Sequence[torch.Tensor],
+        anchor: Sequence[torch.Tensor],
         corrections: Sequence[torch.Tensor] | None,
     ) -> None:
         """FedProx's term and a correction, then clipping: as `client.Trainer` does."""
         for k, gradient in enumerate(gradients):
             if self.training.proximal:
                 weights = heads[k][: len(gradient)]
-                add_proximal_term(gradient, weights, start[k], self.training.proximal)
+                add_proximal_term(gradient, weights, anchor[k], self.training.proximal)
             if self.training.gradient_scale != 1:
                 gradient.mul_(self.training.gradient_scale)
             if corrections:
@@ -205,7 +212,12 @@ class Group:
         by_step = index.transpose(0, 1).contiguous(), counts.T.contiguous()
         return by_step[0].to(device), by_step[1].to(device)
 
-    def _updates(self, heads: Sequence[torch.Tensor]) -> list[ClientUpdate]:
+    def _updates(
+        self, heads: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor]
+    ) -> list[ClientUpdate]:
+        sent = dict(zip(self.names, heads, strict=True))
+        if self.training.carry_momentum:
+            sent |= prefixed(MOMENTUM, dict(zip(self.names, momenta, strict=True)))
         losses = self.losses.where(self.real, 0).sum(2).T.tolist()  # by client, then by step
         correct = (self.hits & self.real).sum((0, 2)).tolist()
         seen = self.counts.sum(0).tolist()
@@ -215,6 +227,6 @@ class Group:
             tally = Tally(sum(mine), correct[k], seen[k])
             lost = next((step for step, loss in enumerate(mine) if not loss < math.inf), None)
             fault = None if lost is None else str(Diverged(mine[lost], lost))
-            head = {name: value[k] for name, value in zip(self.names, heads, strict=True)}
-            updates[task.client] = ClientUpdate(task, head, tally, fault)
+            own = {name: value[k] for name, value in sent.items()}
+            updates[task.client] = ClientUpdate(task, own, tally, fault)
         return [updates[task.client] for task in self.tasks]

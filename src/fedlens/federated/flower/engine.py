@@ -16,7 +16,7 @@ from fedlens.federated.flower.messages import ARRAYS, CONFIG, InvalidMessage
 from fedlens.federated.flower.roster import NoReply, Reply, Roster
 from fedlens.federated.flower.secure_aggregation import MIN_CLIENTS, SecureSettings, secure_round
 from fedlens.federated.flower.setup import Setup
-from fedlens.federated.tasks import ClientTask, ClientUpdate, Engine, Stage
+from fedlens.federated.tasks import ClientTask, ClientUpdate, Engine, NoUpdates, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
@@ -24,7 +24,11 @@ from fedlens.sparse.masks import Masks, Ranking
 
 
 class FlowerEngine:
-    """Sends every task as a message; a client without a valid reply yields a fault."""
+    """Sends every task as a message; a client without a valid reply yields a fault.
+
+    Where nobody replies it raises `NoUpdates`; otherwise the remaining rounds would all pass
+    without an update.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class FlowerEngine:
             if not update.parameters:
                 faults[client] = str(update.fault).rstrip(".")
             if len(faults) == len(tasks):
-                raise _no_updates(tasks, next(iter(faults.values())))
+                raise NoUpdates(tasks, next(iter(faults.values())))
             yield update
 
     def close(self) -> None:
@@ -96,14 +100,14 @@ class SecureEngine:
         }
         present = {self.roster.host[t.client]: t for t in tasks if faults[t.client] is None}
         if tasks and not present:
-            raise _no_updates(tasks, str(faults[tasks[0].client]))
+            raise NoUpdates(tasks, str(faults[tasks[0].client]))
         if len(present) < len(tasks) - sum(fault is not None for fault in faults.values()):
             raise FedlensError(
                 "Secure aggregation hides updates only if every client has a node of its own: "
                 "split the data over as many nodes as there are clients."
             )
         if tasks and len(present) < MIN_CLIENTS:
-            raise _no_updates(
+            raise NoUpdates(
                 tasks, f"secure aggregation needs at least {MIN_CLIENTS} clients to answer"
             )
         shared = messages.encode_tensors(parameters)
@@ -123,7 +127,7 @@ class SecureEngine:
         )
         missing = {present[node].client: reason for node, reason in result.missing.items()}
         if result.change is None:
-            raise _no_updates(tasks, next(iter(missing.values())))
+            raise NoUpdates(tasks, next(iter(missing.values())))
         mean = {
             name: (value.double() + result.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()
@@ -245,15 +249,6 @@ class FlowerClients:
 
 def _fault(reply: Reply) -> str | None:
     return reply.reason if isinstance(reply, NoReply) else messages.decode_fault(reply)
-
-
-def _no_updates(tasks: Sequence[ClientTask], reason: str) -> FedlensError:
-    """Ends the run; otherwise the remaining rounds would all pass without an update."""
-    return FedlensError(
-        f"None of the {len(tasks)} clients of round {tasks[0].round} gave an update "
-        f"({reason.rstrip('.')}): check the nodes, then run the same command again to "
-        "resume."
-    )
 
 
 def _raise_if_worker_died(reason: str) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedlens.analyses.grids import grid
-from fedlens.config.schema import Config, cohort_size, head_only, rounds
+from fedlens.config.schema import Config, cohort_size, head_only, rounds, visits
 from fedlens.registry import RowSettings, backbone, dataset, head, mask_rule, merge_method
 
 PRETRAINING_IMAGES = 34_200  # vit_pico is pretrained on them, once
@@ -280,7 +280,7 @@ def _round_images(config: Config, sizes: Sizes) -> int:
     """Of all clients that answer, each with a shard of the same size."""
     federated = config.federated
     assert federated.clients is not None
-    present = cohort_size(federated) * (1 - federated.dropout)
+    present = visits(config) * (1 - federated.dropout)
     steps = ((federated.min_local_steps or federated.local_steps) + federated.local_steps) / 2
     return round(present * _client_images(sizes.train // federated.clients, steps, config))
 

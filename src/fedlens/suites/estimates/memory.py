@@ -109,7 +109,7 @@ def _remembered_bytes(config: Config) -> float:
     for chosen, name in ((correction, "tau"), (average, "rounds")):
         if name in chosen:
             total += WEIGHT * (chosen[name] or cycle(config.federated))
-    return total + SUM * (average.name != "none")
+    return total + (SUM if average.name != "none" else 0)
 
 
 def _image_bytes(config: Config) -> float:
