@@ -123,7 +123,7 @@ def test_killed_repeatedly(order: Run, whole: Any, tmp_path: Path) -> None:
     assert facts(RunFolder(tmp_path / "it")) == expected
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_killed_at_one_file_operation(order: Run, whole: Any, tmp_path: Path, share: float) -> None:
     expected, calls, _ = whole
     assert order(tmp_path, die_at=round(share * calls))["status"] == KILLED
@@ -131,7 +131,7 @@ def test_killed_at_one_file_operation(order: Run, whole: Any, tmp_path: Path, sh
     assert facts(RunFolder(tmp_path / "it")) == expected
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 3])  # without an earlier one, and with some
 def test_killed_in_the_middle_of_writing_a_checkpoint(
     order: Run, whole: Any, tmp_path: Path, nth: int
 ) -> None:
@@ -188,7 +188,7 @@ def test_a_federation_killed_repeatedly(order: Run, whole_federation: Any, tmp_p
     assert is_tidy(RunFolder(tmp_path / "it"))
 
 
-@pytest.mark.parametrize("share", [n / 5 for n in range(1, 5)])
+@pytest.mark.parametrize("share", [0.3, 0.7])
 def test_a_federation_killed_at_one_file_operation(
     order: Run, whole_federation: Any, tmp_path: Path, share: float
 ) -> None:

@@ -18,9 +18,10 @@ from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Tiny, facts
 from tests.integration.test_leakage import change_test_split
 
-KILLED = -9
+KILLED, OUT_OF_TIME = -9, -27  # SIGKILL, SIGPROF
 ZYGOTE = Path(__file__).with_name("zygote.py")
 SMALL = [word for word in TINY if not word.startswith("train.lr=")]
+Session = Callable[..., dict[str, Any]]
 WORDS = ["quickstart", *SMALL, *ON_FEATURES, "--search", "train.lr=log:1e-3:10", "--name", "it"]
 
 
@@ -72,8 +73,8 @@ def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Callable[..., int]]:
-    """The exit code of a search in a child of the zygote, which is killed on request."""
+def session() -> Iterator[Session]:
+    """What becomes of a search in a child of the zygote, which is killed on request."""
     loaded = "runpy, fedlens.tuning.tune, fedlens.reporting.figures.search"  # once, for all
     program = f"import {loaded}; runpy.run_path({str(ZYGOTE)!r}, run_name='__main__')"
     zygote = subprocess.Popen(
@@ -82,11 +83,12 @@ def session() -> Iterator[Callable[..., int]]:
     assert zygote.stdin is not None
     assert zygote.stdout is not None
 
-    def send(root: Path, **how: Any) -> int:
+    def send(root: Path, **how: Any) -> dict[str, Any]:
         argv = ["tune", *WORDS, "--trials", "6", "--runs", str(root)]
         zygote.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
         zygote.stdin.flush()
-        return int(json.loads(zygote.stdout.readline())["status"])
+        report: dict[str, Any] = json.loads(zygote.stdout.readline())
+        return report
 
     yield send
     zygote.stdin.close()
@@ -96,17 +98,18 @@ def session() -> Iterator[Callable[..., int]]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 def test_a_search_killed_at_random_moments_has_the_same_outcome(
-    session: Callable[..., int], tmp_path: Path
+    session: Session, tmp_path: Path
 ) -> None:
-    """Killed at file operations and after some seconds, also while the database is written."""
-    draw, deaths = random.Random(8), 0
+    """Killed at file operations and after some time, also while the database is written."""
+    draw = random.Random(8)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert session(whole) == 0
-    deaths += session(killed, die_at=draw.randrange(20, 60)) == KILLED
-    deaths += session(killed, die_at=draw.randrange(20, 60)) == KILLED
-    deaths += session(killed, delay=draw.uniform(1, 3)) == KILLED  # may come too late
-    assert session(killed) == 0
-    assert deaths >= 2
+    undisturbed = session(whole)
+    assert undisturbed["status"] == 0
+    for _ in range(2):
+        assert session(killed, die_at=draw.randrange(20, 60))["status"] == KILLED
+    moment = draw.uniform(0.1, 0.3) * undisturbed["seconds"]
+    assert session(killed, after=moment)["status"] == OUT_OF_TIME
+    assert session(killed)["status"] == 0
     assert outcome(killed) == outcome(whole)
     assert (killed / "tune/it/slices.png").exists()
 
