@@ -1060,6 +1060,8 @@ head = Registry(
                   "which tokens of a layer it reads; without a class token, the mean of all"),
         Parameter("random_features", int | None, None, Range("[1, inf)"),
                   "read so many random features of those tokens instead; null: the tokens"),
+        Parameter("refit", int | None, None, Range("[1, inf)"),
+                  "solve a closed-form head again after every so many rounds; null: never"),
     ),
     doc="""The linear layer on the backbone's features, and how it is found.
 

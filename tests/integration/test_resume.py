@@ -93,6 +93,9 @@ FEDERATIONS = {
         "train.trainable=last_blocks:1",
         "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",
     ],
+    "head solved again": [
+        "train.trainable=last_blocks:1", "head=ridge", "head.refit=2", "algorithm.average=last",
+    ],
     "GHBM": [*ON_FEATURES, "algorithm=ghbm", "algorithm.correction.tau=2"],
     "GHBM, sparse": [
         "head=ridge", "sparse.density=0.1", "sparse.rule=random", "algorithm=ghbm",

@@ -25,6 +25,7 @@ from fedlens.registry import (
     mask_rule,
     trainable,
 )
+from fedlens.registry import head as heads
 from fedlens.training.schedules import SHAPES
 
 PRECISIONS = ("fp32", "amp")
@@ -66,7 +67,7 @@ def check(config: Config) -> None:
             raise FedlensError(f"federated.diagnostics={name} is unknown: {options}")
     data, train, head = config.data, config.train, config.head
     selects = config.evaluate.select == "best" or train.early_stopping is not None
-    chooses = any(head.get(name, 1) is None for name in ("temperature", "l2"))
+    chooses = any(head.get(name, 1) is None for name in ("temperature", "l2", "shrinkage"))
     for fine, complaint in [
         (
             data.root is not None or not dataset[data.name].traits.get("root_required"),
@@ -136,6 +137,7 @@ def check(config: Config) -> None:
         *_sparse_checks(config),
         *_federated_checks(config),
         *_chain_checks(config),
+        *_refit_checks(config),
         *_privacy_checks(config),
     ]:
         if not fine:
@@ -345,6 +347,33 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
         (
             engine.name not in FLOWER or federated.clients is not None,
             f"engine={engine.name} needs clients: set federated.clients",
+        ),
+    ]
+
+
+def _refit_checks(config: Config) -> list[tuple[bool, str]]:
+    """Of a head that is solved again in the course of training."""
+    head, row = config.head, heads[config.head.name]
+    if head.refit is None:
+        return []
+    solved = row.traits.get("fitted", True) and row.traits.get("by", "statistics") == "statistics"
+    where = f"head.refit={head.refit}"
+    return [
+        (solved, f"{where} solves a head in closed form, and head={head.name} is none: use ridge"),
+        (head.freeze, f"{where} replaces the head, so it cannot be trained: set head.freeze=true"),
+        (config.federated.clients is not None, f"{where} counts rounds: set federated.clients"),
+        (
+            not head_only(config),
+            f"{where} is for a backbone that moves, and train.trainable=head trains none of it",
+        ),
+        (
+            not config.privacy.on,
+            f"{where} sends exact sums of features after the rounds have begun: use it without "
+            "privacy",
+        ),
+        (
+            config.engine.name not in FLOWER,
+            f"{where} needs clients in this process: use engine=serial, parallel or auto",
         ),
     ]
 

@@ -35,7 +35,8 @@ def head(config: Config) -> str:
     tokens = {"class": "", "mean": "mean tokens", "both": "class and mean tokens"}[chosen.tokens]
     if tokens and row_of(config, "head").defaults["tokens"] != chosen.tokens:
         parts.append(tokens)
-    return _label(config, "head") + (f" on {', '.join(parts)}" if parts else "")
+    label = _label(config, "head") + (f" on {', '.join(parts)}" if parts else "")
+    return label if chosen.refit is None else f"{label}, solved again every {chosen.refit} rounds"
 
 
 def partition(config: Config) -> str:

@@ -17,6 +17,7 @@ from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.loop import Loop, Position
+from fedlens.experiments.refit import HeadRefit
 from fedlens.federated import carried
 from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.client import LocalTraining, in_training_layout, trainable_parameters
@@ -81,8 +82,14 @@ class FederatedLoop:
         loop: Loop,
         stop: StopRequest,
         folder: RunFolder,
+        *,
+        refit: HeadRefit | None = None,
     ) -> None:
-        """Client states and kept updates are written into `folder`."""
+        """Client states and kept updates are written into `folder`.
+
+        `refit` solves the head again every few rounds.
+        """
+        self.refit = refit
         self.settings = settings
         self.experiment = experiment
         self.clients = clients
@@ -165,10 +172,23 @@ class FederatedLoop:
                 f"{bad.rejection}: set federated.fail_on_bad_update=false to leave such updates "
                 "out, or lower train.lr."
             ) from bad
+        record = report.record()
+        if self.refit is not None and self.refit.due(number):
+            record |= self._solve_head(self.refit, record)
         if settings.average is not None:
             self.past = settings.average.updated(self.past, self._raw)
         self._load_into_model()
-        return report.record(), report.timings()
+        return record, report.timings()
+
+    def _solve_head(self, refit: HeadRefit, record: dict[str, Any]) -> dict[str, Any]:
+        """Solves the head on the present model; what that adds to the round's record."""
+        self._load(self._raw)
+        head, facts = refit.solve(len(self.clients.sizes))
+        solved = {f"head.{name}": value.detach() for name, value in head.named_parameters()}
+        self.server = replace(
+            self.server, carried={**self.server.carried, **params.with_float64(solved)}
+        )
+        return {"refit": facts, "bytes_up": record["bytes_up"] + facts["bytes_up"]}
 
     @property
     def _raw(self) -> dict[str, torch.Tensor]:
@@ -177,8 +197,11 @@ class FederatedLoop:
 
     def _load_into_model(self) -> None:
         """The model to evaluate. The engine may have trained clients in the same instance."""
-        model, server, average = self.experiment.model, self.server, self.settings.average
-        values = average.value(self.past) if average is not None and self.past else self._raw
+        average = self.settings.average
+        self._load(average.value(self.past) if average is not None and self.past else self._raw)
+
+    def _load(self, values: Params) -> None:
+        model, server = self.experiment.model, self.server
         trained = {name: values[name] for name in server.trained}
         server.packing.unpack(
             {name: value.to(server.trained[name].dtype) for name, value in trained.items()},

@@ -286,7 +286,10 @@ def _train_federated(
         if chosen and chosen != config.engine:  # a resumed run keeps what `auto` chose
             _write_config(replace(config, engine=chosen), folder)
         federated = settings.federated(config, experiment.precision)
-        return FederatedLoop(federated, experiment, clients, engine, loop, stop, folder).run()
+        refit = settings.refit(config, experiment, stop)
+        return FederatedLoop(
+            federated, experiment, clients, engine, loop, stop, folder, refit=refit
+        ).run()
     finally:
         engine.close()
 

@@ -19,6 +19,7 @@ from fedlens.experiments.head import HeadSettings, HeadTraining
 from fedlens.experiments.loop import LoopSettings
 from fedlens.experiments.masks import MaskSettings
 from fedlens.experiments.prefix import PrefixSettings, batch_sizes
+from fedlens.experiments.refit import HeadRefit
 from fedlens.federated.algorithms.choice import make_aggregator
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.chains import ProximalTo
@@ -33,6 +34,7 @@ from fedlens.federated.sampling import draw_cohort
 from fedlens.federated.tasks import Engine
 from fedlens.registry import Row, backbone, diagnostic
 from fedlens.registry import head as head_registry
+from fedlens.runtime.stop import StopRequest
 from fedlens.training.optimizers import ClientOptimizer
 from fedlens.training.precision import Precision
 from fedlens.training.step import StepSettings
@@ -117,6 +119,15 @@ def head(config: Config, precision: Precision) -> HeadSettings:
     common = {one.name for one in head_registry.common}
     parameters = {k: v for k, v in config.head.parameters.items() if k not in common}
     return HeadSettings(row, parameters)
+
+
+def refit(config: Config, experiment: Experiment, stop: StopRequest) -> HeadRefit | None:
+    """None where the head stays as it was solved first."""
+    every = config.head.refit
+    if every is None:
+        return None
+    chosen = head(config, experiment.precision)
+    return HeadRefit(every, chosen, config.evaluate.batch_size, experiment, stop)
 
 
 def head_training(config: Config, precision: Precision) -> HeadTraining:

@@ -1,9 +1,9 @@
 """Tensors that travel beside the trained parameters, and change by rules of their own.
 
-BatchNorm's statistics are averaged. The weights under LoRA take up what averaging the factors
-loses: W ← W + s·(Σ p_k B_k A_k − B A), where A and B are the new global factors, so that the global
-model is exactly the mean of the clients' models (Singhal et al., 2024,
-https://arxiv.org/abs/2410.09432).
+BatchNorm's statistics are averaged. A head that is solved again changes between rounds only. The
+weights under LoRA take up what averaging the factors loses: W ← W + s·(Σ p_k B_k A_k − B A), where
+A and B are the new global factors, so that the global model is exactly the mean of the clients'
+models (Singhal et al., 2024, https://arxiv.org/abs/2410.09432).
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from fedlens import params
 from fedlens.federated.aggregation import RunningSum
 from fedlens.models import batch_norm, lora
 from fedlens.models.batch_norm import Mode
+from fedlens.models.classifier import solved_again
 from fedlens.models.lora import FactorNames
 from fedlens.params import Params
 
@@ -107,6 +108,29 @@ class _MeanProducts:
         return _moved(self.start, remainder)
 
 
+@dataclass(frozen=True)
+class Unchanged:
+    """Tensors that no client changes: what the server sets, every client receives."""
+
+    names: tuple[str, ...]
+    returned: bool = False
+
+    def begin(self, carried: Params) -> "_Same":
+        return _Same({name: carried[name] for name in self.names})
+
+
+@dataclass(frozen=True)
+class _Same:
+    values: dict[str, torch.Tensor]
+
+    def add(self, parameters: Params, weight: float) -> None:
+        del parameters, weight
+
+    def result(self, trained: Params) -> dict[str, torch.Tensor]:
+        del trained
+        return self.values
+
+
 def _product(one: FactorNames, parameters: Params) -> torch.Tensor:
     return one.scale * (parameters[one.b].double() @ parameters[one.a].double())
 
@@ -122,6 +146,8 @@ def rules(model: nn.Module, mode: Mode) -> tuple[CarriedRule, ...]:
         found.append(AveragedStatistics(names))
     if factors := tuple(one for one in lora.names(model) if one.exact):
         found.append(ExactProducts(factors))
+    if head := tuple(solved_again(model)):
+        found.append(Unchanged(head))
     return tuple(found)
 
 

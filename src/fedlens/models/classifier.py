@@ -24,9 +24,14 @@ class Classifier(nn.Module):
         *,
         batch_norm: Mode = "frozen",
         linearised: bool = False,
+        head_changes: bool = False,
     ) -> None:
-        """`linearised` replaces the backbone by its expansion around its present parameters."""
+        """`linearised` replaces the backbone by its expansion around its present parameters.
+
+        `head_changes`: the head has no gradients, but is solved again in the course of training.
+        """
         super().__init__()
+        self.head_changes = head_changes
         self.backbone = backbone
         self.head = head
         self.batch_norm = batch_norm
@@ -46,27 +51,36 @@ class Classifier(nn.Module):
 
         The caller draws it, so that it can be reproduced and split into micro-batches.
         """
-        features: torch.Tensor
-        if self._origin:
-            features = expansion(self.backbone, self.origin, inputs)
-        elif self.cut is not None:
-            features = self.cut.rest(self.backbone, inputs)
+        if self.cut is not None and not self._origin:
+            features: torch.Tensor = self.cut.rest(self.backbone, inputs)
         else:
-            features = self.backbone(inputs)
+            features = self.features(inputs)
         if keep is not None:
             features = features * keep
         logits: torch.Tensor = self.head(features)
         return logits
 
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """What the head reads of these images, whatever `forward` takes as inputs."""
+        if self._origin:
+            return expansion(self.backbone, self.origin, images)
+        features: torch.Tensor = self.backbone(images)
+        return features
+
 
 def carried(model: nn.Module, batch_norm: Mode) -> dict[str, torch.Tensor]:
     """Tensors that training changes although they have no gradients, by name.
 
-    These are the statistics of trained BatchNorm layers, and the weights under LoRA whose products
-    are averaged exactly.
+    These are the statistics of trained BatchNorm layers, the weights under LoRA whose products are
+    averaged exactly, and a head that is solved again.
     """
     tensors = {} if batch_norm == "frozen" else statistics(model)
     parameters = dict(model.named_parameters())
-    return tensors | {
-        one.original: parameters[one.original].detach() for one in lora.names(model) if one.exact
-    }
+    names = [one.original for one in lora.names(model) if one.exact] + solved_again(model)
+    return tensors | {name: parameters[name].detach() for name in names}
+
+
+def solved_again(model: nn.Module) -> list[str]:
+    """The names of the head's parameters, where it is solved again in the course of training."""
+    changes = isinstance(model, Classifier) and model.head_changes
+    return [f"head.{name}" for name, _ in model.head.named_parameters()] if changes else []
