@@ -82,5 +82,6 @@ def carried(model: nn.Module, batch_norm: Mode) -> dict[str, torch.Tensor]:
 
 def solved_again(model: nn.Module) -> list[str]:
     """The names of the head's parameters, where it is solved again in the course of training."""
-    changes = isinstance(model, Classifier) and model.head_changes
-    return [f"head.{name}" for name, _ in model.head.named_parameters()] if changes else []
+    if not (isinstance(model, Classifier) and model.head_changes):
+        return []
+    return [f"head.{name}" for name, _ in model.head.named_parameters()]
