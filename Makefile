@@ -8,7 +8,7 @@ READY := .venv/.ready
 # Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
 JOBS ?= 2
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=40
 
 .PHONY: help quickstart setup test test-fast lint docs check format lock clean
 

@@ -768,10 +768,13 @@ correction = Registry(
 
     Examples:
         >>> import fedlens as fl
-        >>> fl.correction.names
-        ['none', 'ghbm', 'fedcm', 'feddyn']
-        >>> fl.correction["fedcm"].make(alpha=0.2).gradient_scale
-        0.2
+        >>> from fedlens.federated.algorithms.ghbm import GHBM
+        >>> @fl.correction(label="heavy ball", needs_effective_steps=True)
+        ... class HeavyBall(GHBM):
+        ...     def __init__(self, *, beta: float = 0.5):
+        ...         super().__init__(beta=beta, tau=1)
+        >>> fl.correction["heavy_ball"].make(beta=0.2).tau
+        1
     """,
 )
 model_average = Registry(
@@ -788,8 +791,17 @@ model_average = Registry(
     Examples:
         >>> import torch
         >>> import fedlens as fl
-        >>> average = fl.model_average["exponential"].make(decay=0.5)
-        >>> memory = {}
+        >>> @fl.model_average(label="mean of all models")
+        ... class AllModels:
+        ...     def updated(self, memory, model):
+        ...         count = memory["count"]["rounds"] + 1 if memory else torch.tensor(1)
+        ...         before = memory["sum"] if memory else {name: 0 for name in model}
+        ...         total = {name: before[name] + value for name, value in model.items()}
+        ...         return {"sum": total, "count": {"rounds": count}}
+        ...     def value(self, memory):
+        ...         count = memory["count"]["rounds"]
+        ...         return {name: value / count for name, value in memory["sum"].items()}
+        >>> average, memory = fl.model_average["all_models"].make(), {}
         >>> for weight in (1.0, 3.0):
         ...     memory = average.updated(memory, {"w": torch.tensor([weight])})
         >>> average.value(memory)["w"].tolist()
@@ -1060,8 +1072,6 @@ head = Registry(
                   "which tokens of a layer it reads; without a class token, the mean of all"),
         Parameter("random_features", int | None, None, Range("[1, inf)"),
                   "read so many random features of those tokens instead; null: the tokens"),
-        Parameter("refit", int | None, None, Range("[1, inf)"),
-                  "solve a closed-form head again after every so many rounds; null: never"),
     ),
     doc="""The linear layer on the backbone's features, and how it is found.
 

@@ -612,7 +612,9 @@ def test_a_changed_config_is_checked_like_a_composed_one() -> None:
 def test_a_chosen_row_keeps_what_was_set_for_all_rows_of_its_kind_and_nothing_else() -> None:
     ridge = compose("ridge", ["head.dropout=0.2", "head.l2=3"])
     linear = changed(ridge, {"head": "linear"})
-    assert linear.head == RowSettings(name="linear", freeze=False, dropout=0.2)
+    assert linear.head == RowSettings(
+        name="linear", freeze=False, dropout=0.2, layers=0, tokens="class", random_features=None,
+    )  # fmt: skip
     assert changed(linear, {"head": "ridge"}).head.freeze
     frozen = changed(ridge, {"head": "linear", "head.freeze": True, "train.trainable": "full"})
     assert changed(frozen, {"head": "trained"}).head.freeze

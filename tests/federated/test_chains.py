@@ -13,6 +13,7 @@ from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.federated import wire
 from fedlens.federated.algorithms.choice import make_aggregator
+from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.carried import rules
 from fedlens.federated.client import (
     LocalTraining,
@@ -378,7 +379,7 @@ def test_batch_norm_passes_its_statistics_along() -> None:
 def test_what_makes_no_sense_in_a_chain_is_refused() -> None:
     given, drawn = local_training(), cohort([2, 0])
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"control": True, "population": 4}, "SCAFFOLD"),
+        ({"correction": SCAFFOLD(), "population": 4}, "correction"),
         ({"own": ("head.bias",)}, "FedBN"),
         ({"statistics": {"head.bias": torch.zeros(3)}}, "statistics"),
         ({"release": lambda change, accepted: change}, "differential privacy"),

@@ -94,7 +94,8 @@ FEDERATIONS = {
         "algorithm=scaffold", "engine=parallel", "engine.threads_per_client=1", "engine.workers=2",
     ],
     "head solved again": [
-        "train.trainable=last_blocks:1", "head=ridge", "head.refit=2", "algorithm.average=last",
+        "train.trainable=last_blocks:1", "head=ridge", "federated.refit_head=2",
+        "algorithm.average=last",
     ],
     "GHBM": [*ON_FEATURES, "algorithm=ghbm", "algorithm.correction.tau=2"],
     "GHBM, sparse": [

@@ -353,12 +353,13 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
 
 def _refit_checks(config: Config) -> list[tuple[bool, str]]:
     """Of a head that is solved again in the course of training."""
-    head, row = config.head, heads[config.head.name]
-    if head.refit is None:
+    head, row, every = config.head, heads[config.head.name], config.federated.refit_head
+    if every is None:
         return []
     solved = row.traits.get("fitted", True) and row.traits.get("by", "statistics") == "statistics"
-    where = f"head.refit={head.refit}"
+    where = f"federated.refit_head={every}"
     return [
+        (every > 0, f"{where} must be at least 1, or null"),
         (solved, f"{where} solves a head in closed form, and head={head.name} is none: use ridge"),
         (head.freeze, f"{where} replaces the head, so it cannot be trained: set head.freeze=true"),
         (config.federated.clients is not None, f"{where} counts rounds: set federated.clients"),

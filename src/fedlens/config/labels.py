@@ -36,7 +36,8 @@ def head(config: Config) -> str:
     if tokens and row_of(config, "head").defaults["tokens"] != chosen.tokens:
         parts.append(tokens)
     label = _label(config, "head") + (f" on {', '.join(parts)}" if parts else "")
-    return label if chosen.refit is None else f"{label}, solved again every {chosen.refit} rounds"
+    every = config.federated.refit_head
+    return label if every is None else f"{label}, solved again every {every} rounds"
 
 
 def partition(config: Config) -> str:

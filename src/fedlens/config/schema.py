@@ -73,6 +73,7 @@ class FederatedConfig:
     rounds: int | str = "auto"  # auto: as many as keep local_steps × rounds at the budget
     local_step_budget: int = 2000
     dropout: float = 0.0  # probability that a sampled client does not answer
+    refit_head: int | None = None  # rounds after which a closed-form head is solved again
     fail_on_bad_update: bool = False  # else it is left out, counted and logged
     keep_updates: int = 0  # rounds, the last ones, whose client updates are kept on disk
     diagnostics: list[str] = field(  # measured in every round

@@ -191,7 +191,7 @@ def build(
         head,
         batch_norm=batch_norm(config),
         linearised=row_of(config, "train.trainable").traits.get("linearised", False),
-        head_changes=config.head.refit is not None,
+        head_changes=config.federated.refit_head is not None,
     )
     if not on_features and (layers := batch_norms.layers(model)):
         log.info("%d BatchNorm layers: %s", len(layers), _batch_norm_sentence(config))

@@ -113,7 +113,7 @@ def load_run(
             data.train_per_class,
         ),
         statistics_examples=algorithm.statistics_examples,
-        adds_updates=config.head.refit is None
+        adds_updates=config.federated.refit_head is None
         and (algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
         == ("mean", "sgd", 1.0)
         and not compose.row_of(config, "algorithm.correction").traits.get("moves_model")

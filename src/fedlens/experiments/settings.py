@@ -123,7 +123,7 @@ def head(config: Config, precision: Precision) -> HeadSettings:
 
 def refit(config: Config, experiment: Experiment, stop: StopRequest) -> HeadRefit | None:
     """None where the head stays as it was solved first."""
-    every = config.head.refit
+    every = config.federated.refit_head
     if every is None:
         return None
     chosen = head(config, experiment.precision)

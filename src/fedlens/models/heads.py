@@ -176,7 +176,7 @@ def deep_ridge(
 
 @head(
     label="Gaussian head",
-    paper="Hastie, Tibshirani & Friedman, 2009, section 4.3",
+    paper="Fisher, 1936, https://doi.org/10.1111/j.1469-1809.1936.tb02137.x",
     fitted=True,
     by="statistics",
     order=6,

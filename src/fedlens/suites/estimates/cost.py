@@ -84,8 +84,8 @@ def work_of(config: Config) -> Work:
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
         evaluated += evaluations * sizes.test
-    if config.head.refit:
-        evaluated += total // config.head.refit * (sizes.train + sizes.validation)
+    if config.federated.refit_head:
+        evaluated += total // config.federated.refit_head * (sizes.train + sizes.validation)
     frozen = on_features(config)
     images = {"head": trained + evaluated} if frozen else {
         "train": trained,
