@@ -211,7 +211,7 @@ def test_what_is_not_a_suite_is_refused(tmp_path: Path, text: str, complaint: st
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes("# Übung\nrows: {a: fedavg_iid}".encode("latin-1"))
-    with pytest.raises(FedlensError, match="is not YAML"):
+    with pytest.raises(FedlensError, match="is not a YAML file"):
         find(str(path))
 
 
