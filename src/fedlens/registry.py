@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from importlib import import_module
 from math import inf, isfinite
+from operator import or_
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -587,13 +588,10 @@ def parameter_of(name: str, annotation: Any, default: Any) -> Parameter:
     """
     if annotation is inspect.Parameter.empty:
         annotation = Any if default in (REQUIRED, None) else type(default)
-    types, extras = [], []
-    for member in (annotation, *_members(annotation)):
-        inner = get_args(member) if get_origin(member) is Annotated else (member,)
-        extras += inner[1:]
-        types.append(inner[0])
-    whole, *parts = types
-    kind = Union[tuple(parts)] if len(parts) > 1 else whole
+    parts = [get_args(one) if get_origin(one) is Annotated else (one,)
+             for one in _members(annotation)]  # fmt: skip
+    kind = reduce(or_, [part[0] for part in parts])
+    extras = [extra for part in parts for extra in part[1:]]
     bounds = next((one for one in extras if isinstance(one, Range | Pattern)), None)
     text = next((one for one in extras if isinstance(one, str)), "")
     return Parameter(name, kind, default, bounds, text)

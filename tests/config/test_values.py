@@ -4,7 +4,8 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -36,7 +37,10 @@ def every() -> Found:
 
 
 def members(one: Parameter) -> tuple[Any, ...]:
-    return get_args(one.type) or (one.type,)
+    """The types it may have; a choice of words has none."""
+    if get_origin(one.type) is Literal:
+        return ()
+    return get_args(one.type) if get_origin(one.type) in (Union, UnionType) else (one.type,)
 
 
 def of_type(*kinds: type) -> Found:
@@ -51,7 +55,7 @@ def named(entry: tuple[str, str, Parameter]) -> str:
 def sentence(error: BaseException) -> str:
     """The message, which is one short sentence in one line."""
     text = str(error)
-    assert "\n" not in text and text.isprintable(), repr(text)
+    assert text.isprintable(), repr(text)  # no line break either
     assert text.endswith((".", "?")), text
     assert len(text) < 2000, text
     return text
@@ -74,8 +78,10 @@ def allowed(one: Parameter, value: Any) -> bool:
     if isinstance(value, str) and str in kinds:
         if isinstance(one.range, Pattern):
             return re.fullmatch(r"[\w=+][\w.=+-]*", value) is not None and len(value) <= 200
-        return value in ("ä😀", "-rf", "../up", "1", "nan")
-    return (value is None and type(None) in kinds) or (isinstance(value, list) and list in kinds)
+        return value in ("ä😀", "-rf", "../up", "1", "nan", one.default)
+    return (value is None and type(None) in kinds) or (
+        isinstance(value, list) and list[str] in kinds
+    )
 
 
 def test_every_number_has_a_range_and_every_key_is_known() -> None:
@@ -94,21 +100,14 @@ def test_every_default_lies_in_its_range() -> None:
 def test_every_key_takes_a_value_of_its_range_and_refuses_others_in_a_sentence(value: Any) -> None:
     for entry in every():
         where, _, one = entry
-        if list[str] in members(one):
-            continue
         try:
             taken = one.checked(value, where)
         except FedlensError as error:
             assert one.name in sentence(error)
-            assert _literal(one) or not allowed(one, value), named(entry)
+            assert not allowed(one, value), named(entry)
         else:
-            assert taken == value
-            assert _literal(one) or allowed(one, value), named(entry)
-
-
-def _literal(one: Parameter) -> bool:
-    """Whether the type is a choice of words, whose members are no types."""
-    return not any(isinstance(kind, type) for kind in members(one))
+            assert taken == (float(value) if type(taken) is float else value)
+            assert allowed(one, value), named(entry)
 
 
 def test_no_integer_is_too_large_for_a_tensor_and_no_number_is_not_one() -> None:
@@ -138,7 +137,8 @@ def test_a_config_is_refused_in_a_sentence_whatever_a_key_is_set_to(config: Conf
 
 
 def _plain_keys() -> Iterator[str]:
-    return (key for key, one in parameters().items() if set(members(one)) & {int, float, bool})
+    """Those of numbers; OmegaConf reads a number as true or false too."""
+    return (key for key, one in parameters().items() if set(members(one)) & {int, float})
 
 
 def test_a_row_is_refused_in_a_sentence_whatever_its_parameters_are_set_to() -> None:
@@ -151,12 +151,14 @@ def test_a_row_is_refused_in_a_sentence_whatever_its_parameters_are_set_to() -> 
             sentence(caught.value)
 
 
-@pytest.mark.parametrize("key", ROW_KEYS)
-@pytest.mark.parametrize("value", [None, 5, [1], {}, {"name": 5}, {"name": None}, {5: 1}, "", LONG])
-def test_what_names_no_row_is_refused(config: Config, key: str, value: Any) -> None:
-    with pytest.raises(FedlensError) as caught:
-        changed(config, {key: value})
-    sentence(caught.value)
+@pytest.mark.parametrize("value", [None, [1], {}, {"name": 5}, {"name": None}, {5: 1}, 5, "", LONG])
+def test_what_names_no_row_is_refused(config: Config, value: Any) -> None:
+    for key in ROW_KEYS:
+        if key == "backbone" and isinstance(value, int | str):  # it would ask timm, which is slow
+            continue
+        with pytest.raises(FedlensError) as caught:
+            changed(config, {key: value})
+        assert key in sentence(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_what_names_no_row_is_refused(config: Config, key: str, value: Any) -> N
         ("threads=1000000", r"threads=1000000 must be in \[1, 1024\]"),
         ("backbone.resolution=100000", r"backbone.resolution=100000 must be in \[1, 4096\]"),
         (f"run.name={'x' * 300}", "run.name=xxx.*… must be one plain folder name.* 200 bytes"),
-        (f"run.name={'ä' * 101}", "200 bytes"),
+        (f"run.name='{'ä' * 101}'", "200 bytes"),
         ("run.name=-rf", "run.name=-rf must be one plain folder name"),
         ("run.name=.hidden", "the first not . or -"),
         ("run.name=", "run.name= must be one plain folder name"),

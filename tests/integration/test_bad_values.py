@@ -59,7 +59,8 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
     code, out, err = fedlens(*words)
     (line,) = err.strip().splitlines()
     assert (code, out) == (2, ""), err
-    assert line.startswith("error: ") and line.endswith((".", "?"))
+    assert line.startswith("error: ")
+    assert line.endswith((".", "?"))
     assert not list(tmp_path.iterdir())  # nothing was begun
 
 
@@ -67,4 +68,5 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
 def test_a_bad_option_is_exit_code_2_without_a_traceback(words: list[str], fedlens: Call) -> None:
     code, _, err = fedlens(*words)
     assert code == 2
-    assert "Invalid value" in err and "Traceback" not in err
+    assert "Invalid value" in err
+    assert "Traceback" not in err

@@ -285,7 +285,7 @@ def test_a_wrong_word_in_a_row_is_refused_as_it_would_be_on_the_command_line(
     for words, complaint in [
         ("fedavg_iid train.lrr=1", "did you mean 'train.lr'"),
         ("fedavg_iid train.lr=abc", "could not be converted"),
-        ("fedavg_iid sparse.density=2", "fraction trained"),
+        ("fedavg_iid sparse.density=2", "density=2.0 must be in"),
         ("fedavg_id", "did you mean 'fedavg_iid'"),
     ]:
         path.write_text(f"rows: {{a: {words}}}")

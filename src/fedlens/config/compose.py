@@ -454,6 +454,8 @@ def _row_choice(key: str, before: dict[str, Any], choice: Any) -> dict[str, Any]
     registry = REGISTRIES[ROW_KEYS[key]]
     if isinstance(choice, dict):
         return choice
+    if choice is None or isinstance(choice, list):
+        raise FedlensError(f"{key}={word(choice)} names no {registry.what}: write {key}=NAME.")
     chosen = registry.chosen(str(choice))
     if before.get("name") == choice:
         return before
@@ -553,4 +555,5 @@ def _in_one_sentence(error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
     rest = [line for line in lines if not line.startswith(("full_key", "reference", "object"))]
-    return f"{key}: {rest[0]}." if key else " ".join(rest)
+    words = re.sub(r"'([^']{81,})'", lambda found: f"'{shown(found[1])}'", " ".join(rest))
+    return f"{key}: {words}." if key else words

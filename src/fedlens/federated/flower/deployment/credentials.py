@@ -32,7 +32,8 @@ LIFETIME = timedelta(days=365)
 RENEWAL_MARGIN = timedelta(days=7)  # a certificate that expires sooner must be renewed
 CLOCK_SKEW = timedelta(hours=1)  # the clocks of two hosts may differ
 LONGEST_HOST = 253
-HOST = re.compile(r"(?:\*\.)?(?:(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.?")
+LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"  # between the dots of a name
+HOST = re.compile(rf"(?:\*\.)?(?:{LABEL}\.)*{LABEL}\.?")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # used by the SuperLink's own processes
 
 
