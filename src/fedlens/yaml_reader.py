@@ -84,7 +84,7 @@ def _faults(text: str) -> Iterator[tuple[str, Any]]:
         elif isinstance(event, yaml.AliasEvent):
             if any(one.anchor == event.anchor for one in within):
                 yield f"the alias *{event.anchor} stands for what contains it", event.start_mark
-            anchor, size, key = None, sizes.get(event.anchor, 1), None
+            anchor, size, key = None, sizes.get(str(event.anchor), 1), None
         elif isinstance(event, yaml.ScalarEvent):
             anchor, size, key = event.anchor, 1, event.value
         else:

@@ -253,8 +253,8 @@ def parameters(schema: type = Config, prefix: str = "") -> dict[str, Parameter]:
             assert isinstance(kind, type)
             found |= parameters(kind, f"{key}.")
         elif key not in ROW_KEYS:
-            made = entry.default_factory is not MISSING
-            default = entry.default_factory() if made else entry.default
+            make = entry.default_factory
+            default = entry.default if make is MISSING else make()
             found[key] = parameter_of(entry.name, kind, default)
     return found
 
