@@ -5,7 +5,10 @@ the key, before anything is loaded.
 """
 
 import re
+from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
+from typing import Any
 
 from fedlens.config.schema import (
     AlgorithmConfig,
@@ -18,6 +21,7 @@ from fedlens.config.schema import (
 )
 from fedlens.errors import FedlensError, shown, suggest
 from fedlens.registry import (
+    Parameter,
     aggregator,
     client_optimizer,
     correction,
@@ -44,8 +48,10 @@ FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation
 
 def check(config: Config) -> None:
     """Refuses what cannot be run, in one sentence that names the key."""
-    for key, parameter in parameters().items():
-        parameter.checked(attrgetter(key)(config), key.rpartition(".")[0])
+    for section, value_of, parameter in _plain_keys():
+        value, default = value_of(config), parameter.default
+        if type(value) is not type(default) or value != default:
+            parameter.checked(value, section)
     for key, value, options in [
         ("train.schedule.name", config.train.schedule.name, SHAPES),
         ("train.precision", config.train.precision, PRECISIONS),
@@ -113,6 +119,12 @@ def check(config: Config) -> None:
     ]:
         if not fine:
             raise FedlensError(f"{complaint}.")
+
+
+@cache
+def _plain_keys() -> list[tuple[str, Callable[[Config], Any], Parameter]]:
+    """The section of every key that is not a row's, how to read it, and its range."""
+    return [(key.rpartition(".")[0], attrgetter(key), one) for key, one in parameters().items()]
 
 
 def _optimizer_checks(config: Config) -> list[tuple[bool, str]]:
