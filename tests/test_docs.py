@@ -104,7 +104,7 @@ def test_a_key_is_explained_by_its_comment_or_by_the_row_that_reads_it(site: Pat
         "<code>0.1</code>",
         "fraction of the training images held out, stratified; in [0, 1)",
     )
-    assert rows["<code>sparse.density</code>"][:2] == ("float, null", "<code>null</code>")
+    assert rows["<code>sparse.density</code>"][:2] == ("float or null", "<code>null</code>")
     aggregators = rows["<code>algorithm.aggregator.name</code>"][2]
     assert aggregators.startswith("mean | fednova")
     assert rows["<code>partition.classes_per_client</code>"] == (

@@ -11,7 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
@@ -26,7 +26,7 @@ from mkdocs.structure.pages import Page
 
 from fedlens.cli import app
 from fedlens.config import options
-from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys
+from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, parameters
 from fedlens.registry import REGISTRIES, REQUIRED, Parameter
 
 README = Path(__file__).parents[2] / "README.md"
@@ -78,9 +78,8 @@ def _section(schema: type, prefix: str, comment: str, listed: list[str]) -> Iter
         elif is_dataclass(hint):
             inside.append(_section(hint, f"{key}.", comments.get(entry.name, ""), listed))
         else:
-            made = entry.default is MISSING and entry.default_factory is not MISSING
-            default = entry.default_factory() if made else entry.default  # type: ignore[misc]
-            lines.append(_line(key, _kind(hint), default, comments.get(entry.name, "")))
+            one = replace(parameters()[key], help=comments.get(entry.name, ""))
+            lines.append(_line(key, one.type_name, one.default, _meaning(one)))
     if lines:
         yield HEADER
         yield from lines
@@ -187,11 +186,6 @@ def _comments(schema: type) -> dict[str, str]:
                 words.append(behind[line])
             found[node.target.id] = " ".join(words)
     return found
-
-
-def _kind(hint: Any) -> str:
-    text = hint.__name__ if isinstance(hint, type) else str(hint)
-    return text.replace("None", "null").replace(" | ", ", ")
 
 
 def documents(group: str) -> Iterator[str]:

@@ -18,6 +18,17 @@ class FedlensError(Exception):
 
 
 LISTED = 30  # options in one sentence
+SHOWN = 80  # characters of a value in one sentence
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: on one line, without control characters, not too long."""
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:SHOWN])
+    return f"{line}…" if len(text) > SHOWN else line
 
 
 def suggest(word: str, options: Iterable[str]) -> str:

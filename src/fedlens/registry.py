@@ -12,21 +12,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property, reduce
 from importlib import import_module
-from math import inf
+from math import inf, isfinite
+from operator import or_
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from unicodedata import category
 
 from fedlens import plugins
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError, shown, suggest
 from fedlens.plugins import Plugin, PluginError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 REQUIRED: Any = inspect.Parameter.empty  # the default of a parameter that has none
 RESERVED = ("name", "plugin")  # keys of a row's settings that are not its parameters
+MOST = 10**9  # the largest integer of a parameter whose range has no end
+LONGEST = 4000  # characters of a text
+LONGEST_PART = 255  # bytes between two slashes: no file system has longer names
 
 # What a kind's functions are called with, by their traits and whether they are classes.
 Takes = Callable[[Mapping[str, Any], bool], tuple[str, ...]]
@@ -64,9 +69,35 @@ class Range:
         return f"{low:g} or more" if closed_low else "positive" if low == 0 else f"above {low:g}"
 
     @property
+    def endless(self) -> bool:
+        """Whether every finite number above its lower end lies in it."""
+        return self._bounds[1] == inf
+
+    @cached_property
     def _bounds(self) -> tuple[float, float, bool, bool]:
         low, high = self.interval[1:-1].split(",")
         return float(low), float(high), self.interval[0] == "[", self.interval[-1] == "]"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The texts a parameter may take: a regular expression for the whole, and what it means.
+
+    Examples:
+        >>> "../up" in Pattern(r"\\w+", "letters and digits")
+        False
+    """
+
+    expression: str
+    words: str
+    longest: int = LONGEST_PART  # bytes
+
+    def __contains__(self, text: str) -> bool:
+        fits = len(text.encode(errors="replace")) <= self.longest
+        return fits and re.fullmatch(self.expression, text) is not None
+
+    def __str__(self) -> str:
+        return f"{self.words}, at most {self.longest} bytes"
 
 
 @dataclass(frozen=True)
@@ -76,7 +107,7 @@ class Parameter:
     name: str
     type: Any  # as annotated, without what Annotated adds
     default: Any = REQUIRED
-    range: Range | None = None
+    range: Range | Pattern | None = None
     help: str = ""
 
     @property
@@ -95,19 +126,35 @@ class Parameter:
         key = f"{where}.{self.name}" if where else self.name
         if get_origin(self.type) is Literal:
             if value not in get_args(self.type):
-                options = suggest(str(value), map(str, get_args(self.type)))
-                raise FedlensError(f"{key}={value} is unknown: {options}")
+                options = suggest(shown(value), map(str, get_args(self.type)))
+                raise FedlensError(f"{key}={shown(value)} is unknown: {options}")
             return value
         members = _members(self.type)
         if value is None and NoneType in members:
             return None
         if isinstance(value, int) and not isinstance(value, bool):
-            value = float(value) if float in members and int not in members else value
+            value = _as_float(value) if float in members and int not in members else value
         if Any not in members and not any(_is(value, one) for one in members):
-            raise FedlensError(f"{key}={value} must be {self.type_name}.")
-        if self.range and isinstance(value, int | float) and value not in self.range:
-            raise FedlensError(f"{key}={value} must be {self.range}.")
+            raise FedlensError(f"{key}={shown(value)} must be {self.type_name}.")
+        if expected := self._expected(value):
+            raise FedlensError(f"{key}={shown(value)} must be {expected}.")
         return value
+
+    def _expected(self, value: Any) -> str:
+        """What the value must be and is not; "" if it may be what it is."""
+        if isinstance(value, str) and value != self.default:
+            if isinstance(self.range, Pattern):
+                return "" if value in self.range else str(self.range)
+            return "" if _is_text(value) else TEXT
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        bounds = self.range if isinstance(self.range, Range) else None
+        if bounds is not None and value not in bounds:
+            infinite = isinstance(value, float) and not isfinite(value)
+            return f"{bounds} and finite" if infinite and bounds.endless else f"{bounds}"
+        if isinstance(value, int) and abs(value) > MOST and (bounds is None or bounds.endless):
+            return f"{f'{bounds}, and ' if bounds else ''}at most {MOST}"
+        return ""
 
 
 class RowSettings(dict[str, Any]):
@@ -382,6 +429,8 @@ class Registry:
 
     def settings(self, given: str | Mapping[str, Any], where: str) -> RowSettings:
         """A config's choice, complete: the row's name and a checked value of every parameter."""
+        if not isinstance(given, str | Mapping):
+            raise FedlensError(f"{where}={shown(given)} names no {self.what}: write {where}=NAME.")
         values = self.chosen(given) if isinstance(given, str) else dict(given)
         name, made_with = values.pop("name", None), values.pop("plugin", None)
         if not isinstance(name, str):
@@ -394,7 +443,7 @@ class Registry:
                 f"not loaded here: add --plugin {file}."
             )
         if row is None:
-            raise FedlensError(f"{where}={name} is unknown: {self._suggestion(name)}")
+            raise FedlensError(f"{where}={shown(name)} is unknown: {self._suggestion(name)}")
         source = {} if row.plugin is None else {"plugin": row.plugin.word}
         if made_with not in (None, source.get("plugin")):
             loaded = plugins.shown(source["plugin"]) if source else row.source
@@ -493,7 +542,7 @@ def _row_of(
     traits: Mapping[str, Any],
 ) -> Row:
     own = [
-        _parameter(one.name, _annotation(function, one.annotation), one.default)
+        parameter_of(one.name, _annotation(function, one.annotation), one.default)
         for one in inspect.signature(function).parameters.values()
         if one.kind is inspect.Parameter.KEYWORD_ONLY
     ]
@@ -531,15 +580,21 @@ def _common(registry: Registry, traits: Mapping[str, Any]) -> Iterator[Parameter
             yield one
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
-    bounds, text = None, ""
-    if get_origin(annotation) is Annotated:
-        annotation, *extras = get_args(annotation)
-        bounds = next((one for one in extras if isinstance(one, Range)), None)
-        text = next((one for one in extras if isinstance(one, str)), "")
-    elif annotation is inspect.Parameter.empty:
+def parameter_of(name: str, annotation: Any, default: Any) -> Parameter:
+    """The parameter of an annotated argument, or of a dataclass's field.
+
+    A range may be that of the whole, `Annotated[int | None, Range("[1, 9]")]`, or of one of several
+    types, `Annotated[int, Range("[1, 9]")] | None`.
+    """
+    if annotation is inspect.Parameter.empty:
         annotation = Any if default in (REQUIRED, None) else type(default)
-    return Parameter(name, annotation, default, bounds, text)
+    parts = [get_args(one) if get_origin(one) is Annotated else (one,)
+             for one in _members(annotation)]  # fmt: skip
+    kind = reduce(or_, [part[0] for part in parts])
+    extras = [extra for part in parts for extra in part[1:]]
+    bounds = next((one for one in extras if isinstance(one, Range | Pattern)), None)
+    text = next((one for one in extras if isinstance(one, str)), "")
+    return Parameter(name, kind, default, bounds, text)
 
 
 # --- the package's own rows, read from their source ----------------------------------------------
@@ -604,12 +659,13 @@ def _parameters_in(node: ast.FunctionDef | ast.ClassDef) -> Iterator[Parameter]:
         if init is None:
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                    yield _parameter(one.target.id, _evaluated(one.annotation), _default(one.value))
+                    kind = _evaluated(one.annotation)
+                    yield parameter_of(one.target.id, kind, _default(one.value))
             return
         node = init
     for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
         assert argument.annotation is not None
-        yield _parameter(argument.arg, _evaluated(argument.annotation), _default(default))
+        yield parameter_of(argument.arg, _evaluated(argument.annotation), _default(default))
 
 
 def _evaluated(annotation: ast.expr) -> Any:
@@ -643,6 +699,28 @@ def _is(value: Any, kind: Any) -> bool:
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, kind)
+
+
+TEXT = (
+    f"text that is not empty, without control characters, of at most {LONGEST_PART} bytes between "
+    "two slashes"
+)
+
+
+def _is_text(value: str) -> bool:
+    """Whether a file system takes it as a name or a path: most texts of configs are."""
+    return (
+        0 < len(value.strip()) <= len(value) <= LONGEST
+        and not any(category(char) in ("Cc", "Cs") for char in value)
+        and all(len(part.encode()) <= LONGEST_PART for part in value.split("/"))
+    )
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
 
 
 def _reads(row: Row, key: str) -> str:
@@ -1014,7 +1092,7 @@ backbone = Registry(
     what="backbone",
     near="fedlens.models.timm_models:near",
     common=(
-        Parameter("resolution", int | None, FromTrait("resolution", None), Range("[1, inf)"),
+        Parameter("resolution", int | None, FromTrait("resolution", None), Range("[1, 4096]"),
                   "pixels; null: the backbone's own, else the images' own"),
         Parameter("pretrained", bool | None, FromTrait("pretrained", None), None,
                   "start from pretrained weights; null: if backbone.weights names a file"),
@@ -1024,7 +1102,7 @@ backbone = Registry(
         Parameter("features", str | None, FromTrait("features", None), None,
                   "output: what the module returns; else the submodule whose output is the "
                   "features; null: found"),
-        Parameter("freeze_blocks", int, 0, Range("[0, inf)"),
+        Parameter("freeze_blocks", int, 0, Range("[0, 10000]"),
                   "freeze the embeddings or stem and so many of the first blocks"),
         Parameter("batch_norm", Literal["auto", "frozen", "averaged", "local"], "auto", None,
                   "statistics of BatchNorm layers: frozen; trained and averaged; or kept by each "
@@ -1066,11 +1144,11 @@ head = Registry(
         Parameter("freeze", bool, FromTrait("fitted", True), None,
                   "do not train the head with the backbone; true for heads that were fitted first"),
         Parameter("dropout", float, 0.0, Range("[0, 1)"), "on the features before the head"),
-        Parameter("layers", int, FromTrait("layers", 0), Range("[0, inf)"),
+        Parameter("layers", int, FromTrait("layers", 0), Range("[0, 10000]"),
                   "how many of the last blocks the head reads besides the backbone's output"),
         Parameter("tokens", Literal["class", "mean", "both"], FromTrait("tokens", "class"), None,
                   "which tokens of a layer it reads; without a class token, the mean of all"),
-        Parameter("random_features", int | None, None, Range("[1, inf)"),
+        Parameter("random_features", int | None, None, Range("[1, 1000000]"),
                   "read so many random features of those tokens instead; null: the tokens"),
     ),
     doc="""The linear layer on the backbone's features, and how it is found.

@@ -421,8 +421,8 @@ REFUSALS: list[tuple[int, str, dict[str, Any], str]] = [
         "classes_per_client=2 or clients=13.",
     ),
     (3, "dirichlet", {"alpha": 0.0}, "alpha=0.0 must be positive."),
-    (3, "dirichlet", {"alpha": math.nan}, "alpha=nan must be positive."),
-    (3, "dirichlet", {"alpha": math.inf}, "alpha=inf must be positive."),
+    (3, "dirichlet", {"alpha": math.nan}, "alpha=nan must be positive and finite."),
+    (3, "dirichlet", {"alpha": math.inf}, "alpha=inf must be positive and finite."),
     (3, "quantity", {"sigma": -0.1}, "sigma=-0.1 must be 0 or more."),
     (3, "quantity", {"min_size": 0}, "min_size=0 must be 1 or more."),
     (

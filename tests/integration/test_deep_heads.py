@@ -109,9 +109,9 @@ def test_other_engines_give_the_same(
     ("words", "sentence"),
     [
         (["head.layers=9"], "head.layers=9 must be in 0 to 4, the number of blocks."),
-        (["head.layers=-1"], "head.layers=-1 must be 0 or more"),
+        (["head.layers=-1"], "head.layers=-1 must be in"),
         (["head.tokens=all"], "head.tokens=all is unknown"),
-        (["head.random_features=0"], "head.random_features=0 must be 1 or more"),
+        (["head.random_features=0"], "head.random_features=0 must be in"),
     ],
 )
 def test_impossible_readings_are_refused(

@@ -115,7 +115,7 @@ def test_the_report_compares_parts_by_the_bytes_of_an_update(
     ("words", "sentence"),
     [
         (["train.trainable=lora", "sparse.density=0.1"], "trains another part"),
-        (["train.trainable=lora", "train.trainable.rank=0"], "rank=0 must be 1 or more"),
+        (["train.trainable=lora", "train.trainable.rank=0"], "rank=0 must be in"),
         (["train.trainable=lora", "algorithm=regmean"], "merges a model's own weights"),
         (["train.trainable=linearised", "algorithm=iso_c"], "merges a model's own weights"),
         (["train.trainable=lora", "train.trainable.average=products", "algorithm=ties"],

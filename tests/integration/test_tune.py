@@ -122,7 +122,7 @@ def test_a_search_killed_at_random_moments_has_the_same_outcome(
         (["quickstrat"], "did you mean 'quickstart'"),
         (["absent.yaml"], "absent.yaml cannot be read"),
         (["quickstart", "--pruner", "medain"], "did you mean 'median'"),
-        (["quickstart", "--name", "../up"], "folder name without slashes"),
+        (["quickstart", "--name", "../up"], "must be one plain folder name"),
         (["quickstart", "run.name=mine"], "--name"),
         (
             ["quickstart", "data.validation=0", "evaluate.select=last"],

@@ -178,7 +178,7 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
         ("rows: {a: fedavg_iid}\nanalyses: [alpha]", "lists of row labels"),
         ("rows: {a: fedavg_iid}\nseeds: 0", "at least 1, not 0"),
         ("rows: {a: fedavg_iid}\nseeds: true", "at least 1, not True"),
-        ("rows: [", "is not a suite"),
+        ("rows: [", "is not a YAML file"),
         ("rows: {}", "at least one label"),
         ("rows: {0.3: fedavg_iid}", "numbers in quotes"),
         ("rows: {a: fedavg_iid}\ncolumns: {}", "at least one label"),
@@ -198,6 +198,22 @@ def test_a_run_that_sections_share_is_run_once(tmp_path: Path) -> None:
         ("sections: {a: beside.yaml}", "contains itself as a section"),
         ("sections: {a: nonsense}", "'nonsense' is not a known suite"),
         ("sections: {a: absent.yaml}", "cannot be read"),
+        ("rows: {a: fedavg_iid, a: ridge}", "the key 'a' is there twice"),
+        ("rows: {a: fedavg_iid}\nseeds: 100000000", "at most 10000 and at least 1"),
+        ("rows: {a: fedavg_iid}\nseeds: .nan", "at most 10000 and at least 1"),
+        ("rows: {a: fedavg_iid}\nanalyses: {alpha: [[a]]}", "lists of row labels"),
+        ("rows: {a: fedavg_iid}\nanalyses:", "lists of row labels"),
+        ("rows:", "command-line words"),
+        ("rows: {a: [fedavg_iid]}", "command-line words"),
+        ("rows: {a: fedavg_iid}\ncolumns: [a]", "columns must map labels"),
+        ("sections: [quick]", "sections must map labels"),
+        ("rows: {a: fedavg_iid}\nplugins: 5", "plugins must be a list"),
+        ("rows: {a: fedavg_iid}\nbudget: [1]", "the budget is not valid"),
+        ("rows: {a: fedavg_iid}\nbudget: {levels: [{steps: .nan}]}", "must be a share"),
+        ("rows: {a: fedavg_iid}\ncontrasts: {q: [a]}", "contrasts must map questions"),
+        ("rows: {a: fedavg_iid}\ncontrasts: {q: [[a], a]}", "contrasts must map questions"),
+        ("5: 6\nrows: {a: fedavg_iid}", "unknown keys 5"),
+        ("&it {sections: {a: *it}}", "stands for what contains it"),
     ],
 )
 def test_what_is_not_a_suite_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -211,7 +227,7 @@ def test_what_is_not_a_suite_is_refused(tmp_path: Path, text: str, complaint: st
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes("# Übung\nrows: {a: fedavg_iid}".encode("latin-1"))
-    with pytest.raises(FedlensError, match="is not YAML"):
+    with pytest.raises(FedlensError, match="is not a YAML file"):
         find(str(path))
 
 
@@ -269,7 +285,7 @@ def test_a_wrong_word_in_a_row_is_refused_as_it_would_be_on_the_command_line(
     for words, complaint in [
         ("fedavg_iid train.lrr=1", "did you mean 'train.lr'"),
         ("fedavg_iid train.lr=abc", "could not be converted"),
-        ("fedavg_iid sparse.density=2", "fraction trained"),
+        ("fedavg_iid sparse.density=2", "density=2.0 must be in"),
         ("fedavg_id", "did you mean 'fedavg_iid'"),
     ]:
         path.write_text(f"rows: {{a: {words}}}")

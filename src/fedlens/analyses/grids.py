@@ -18,7 +18,7 @@ def grid(text: str) -> list[float]:
             values = [first + place * step for place in range(math.floor(count) + 1)]
         else:
             values = [float(part) for part in text.split(",")]
-        if not all(map(math.isfinite, values)):
+        if not all(map(math.isfinite, values)) or len(values) > MAX_POINTS:
             raise ValueError
     except (ValueError, ZeroDivisionError) as error:
         raise FedlensError(

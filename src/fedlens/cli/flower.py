@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.numbers import within
 from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.errors import FedlensError, shown
 
 app = typer.Typer(
     help="Clients on separate nodes, by Flower: split the data, make keys, start servers.",
@@ -18,7 +20,12 @@ Experiment = Annotated[
 ]
 Folder = Annotated[Path, typer.Option("--federation", help="The federation's folder on this host.")]
 Nodes = Annotated[
-    int, typer.Option("--nodes", help="The number of nodes to distribute the clients over.")
+    int,
+    typer.Option(
+        "--nodes",
+        callback=within("[1, 10000]"),
+        help="The number of nodes to distribute the clients over.",
+    ),
 ]
 Insecure = Annotated[
     bool,
@@ -132,7 +139,11 @@ def node(
     ] = None,
     shard: Annotated[Path | None, typer.Option(help="The node's data; default: NAME/.")] = None,
     reconnect: Annotated[
-        float, typer.Option(help="Seconds to wait for a SuperLink that is not reachable.")
+        float,
+        typer.Option(
+            callback=within("[0, 1e7]"),
+            help="Seconds to wait for a SuperLink that is not reachable.",
+        ),
     ] = 600.0,
     insecure: Insecure = False,
     _plugins: Plugins = None,
@@ -145,9 +156,12 @@ def node(
     from fedlens.federated.flower import require
 
     require()
+    from fedlens.config.schema import FOLDER_NAME
     from fedlens.experiments.flower import deployment
     from fedlens.runtime.stop import listening
 
+    if name not in FOLDER_NAME:
+        raise FedlensError(f"The node's name '{shown(name)}' must be {FOLDER_NAME}.")
     connection = deployment.connection_of(
         folder, address=superlink, root_certificates=root_certificates, insecure=insecure
     )

@@ -1,18 +1,33 @@
 """Parse numbers of a command line: lists, ranges, and names with a number."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedlens.errors import FedlensError
+import typer
+
+from fedlens.errors import FedlensError, shown
+from fedlens.registry import Range
+
+
+def within(interval: str) -> Callable[..., float | None]:
+    """The callback of an option whose numbers lie in an interval; `min` of typer lets NaN pass."""
+    bounds = Range(interval)
+
+    def check(param: typer.CallbackParam, value: float | None) -> float | None:
+        if value is not None and value not in bounds:
+            raise FedlensError(f"{param.opts[0]} {shown(value)} must be {bounds}.")
+        return value
+
+    return check
 
 
 def integers(text: str | None, option: str) -> list[int]:
     """`3,7` as integers, without duplicates."""
     try:
-        return list(dict.fromkeys(int(part) for part in text.split(","))) if text else []
+        return [] if text is None else list(dict.fromkeys(map(int, text.split(","))))
     except ValueError as error:
-        raise FedlensError(f"{option} takes integers such as 3,7, not '{text}'.") from error
+        raise FedlensError(f"{option} takes integers such as 3,7, not '{shown(text)}'.") from error
 
 
 def pairs(words: Sequence[str], form: str) -> list[tuple[str, float]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.shared import PLAIN, out
-from fedlens.errors import FedlensError
+from fedlens.errors import FedlensError, shown
 
 app = typer.Typer()
 
@@ -49,7 +49,7 @@ def report(
     from fedlens.reporting.study.content import About
     from fedlens.suites.suite import find
 
-    name, *overrides = shlex.split(suite) if suite else [""]
+    name, *overrides = _words(suite) if suite is not None else [""]
     asked = contrasts.asked(find(name), overrides) if name else []
     if name and not asked:
         raise FedlensError(
@@ -69,6 +69,20 @@ def report(
     if pdf:
         out.print(f"paper   {folder / 'report.pdf'}", **PLAIN)
     out.print(f"report  {folder / PAGE}", **PLAIN)
+
+
+def _words(suite: str) -> list[str]:
+    """The suite's name and its overrides."""
+    try:
+        words = shlex.split(suite)
+    except ValueError:  # an unclosed quote
+        words = []
+    if not words or not words[0]:
+        raise FedlensError(
+            f"--suite '{shown(suite)}' must be a suite's name and key=value overrides, with closed "
+            "quotes."
+        )
+    return words
 
 
 @app.command()

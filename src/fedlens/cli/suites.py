@@ -57,7 +57,8 @@ def suite(
     ] = None,
     overrides: Overrides = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds; default: as the suite sets.")
+        int | None,
+        typer.Option(min=1, max=10_000, help="How many seeds; default: as the suite sets."),
     ] = None,
     only_: Annotated[
         list[str] | None,
@@ -88,7 +89,9 @@ def suite(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time; default: one on this machine, all on SLURM."),
+        typer.Option(
+            min=1, max=1024, help="Runs at a time; default: one on this machine, all on SLURM."
+        ),
     ] = None,
     launcher: Annotated[
         Launcher, typer.Option(help="This machine, SLURM, or submitit's local emulation of it.")

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.numbers import within
 from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError, shown, suggest
 
 app = typer.Typer()
 
@@ -20,7 +21,10 @@ def tune(
     ],
     overrides: Overrides = None,
     trials: Annotated[
-        int, typer.Option(min=1, help="Complete or stopped early; failed ones do not count.")
+        int,
+        typer.Option(
+            min=1, max=1_000_000, help="Complete or stopped early; failed ones do not count."
+        ),
     ] = 20,
     search: Annotated[
         list[str] | None,
@@ -34,14 +38,19 @@ def tune(
         str | None,
         typer.Option(help="The name of the search's folder; default: a hash of its settings."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the search, not of the runs.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**32 - 1, help="The seed of the search, not of the runs."),
+    ] = 0,
     pruner: Annotated[
         str, typer.Option(help="`median` stops trials below the median of earlier ones; or `none`.")
     ] = "median",
     timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="MIN", min=0.001, help="Stop after so many minutes; the same command resumes."
+            metavar="MIN",
+            callback=within("[0.001, 1e7]"),
+            help="Stop after so many minutes; the same command resumes.",
         ),
     ] = None,
     root: Annotated[
@@ -63,10 +72,11 @@ def tune(
     `trials.csv` and `trials.json` with all trials, and figures of the search.
     """
     from fedlens.config.compose import compose, word
+    from fedlens.config.schema import FOLDER_NAME
     from fedlens.tuning.space import space
 
-    if name is not None and (Path(name).name != name or name.startswith(".")):
-        raise FedlensError(f"--name {name} must be a folder name without slashes.")
+    if name is not None and name not in FOLDER_NAME:
+        raise FedlensError(f"--name {shown(name)} must be {FOLDER_NAME}.")
     words = [*(overrides or []), *([f"run.root={word(str(root))}"] if root else [])]
     config = compose(experiment, words)
     if config.run.name:

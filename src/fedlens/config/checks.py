@@ -1,11 +1,14 @@
-"""What a config's keys must satisfy together, and ranges of keys that are not rows'. No torch.
+"""What a config's keys must satisfy, each by its range and all of them together. No torch.
 
 A row checks its own parameters (`registry`). What cannot be is refused in one sentence that names
 the key, before anything is loaded.
 """
 
-import math
 import re
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import Any
 
 from fedlens.config.schema import (
     AlgorithmConfig,
@@ -13,10 +16,12 @@ from fedlens.config.schema import (
     batch_norm,
     cohort_size,
     head_only,
+    parameters,
     sequential,
 )
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError, shown, suggest
 from fedlens.registry import (
+    Parameter,
     aggregator,
     client_optimizer,
     correction,
@@ -43,6 +48,10 @@ FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation
 
 def check(config: Config) -> None:
     """Refuses what cannot be run, in one sentence that names the key."""
+    for section, value_of, parameter in _plain_keys():
+        value, default = value_of(config), parameter.default
+        if type(value) is not type(default) or value != default:
+            parameter.checked(value, section)
     for key, value, options in [
         ("train.schedule.name", config.train.schedule.name, SHAPES),
         ("train.precision", config.train.precision, PRECISIONS),
@@ -60,11 +69,11 @@ def check(config: Config) -> None:
         ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
         if value not in options:
-            raise FedlensError(f"{key}={value} is unknown: {suggest(value, options)}")
+            raise FedlensError(f"{key}={shown(value)} is unknown: {suggest(value, options)}")
     for name in config.federated.diagnostics:
         if diagnostic.get(name) is None:
             options = suggest(name, diagnostic.names)
-            raise FedlensError(f"federated.diagnostics={name} is unknown: {options}")
+            raise FedlensError(f"federated.diagnostics={shown(name)} is unknown: {options}")
     data, train, head = config.data, config.train, config.head
     selects = config.evaluate.select == "best" or train.early_stopping is not None
     chooses = any(head.get(name, 1) is None for name in ("temperature", "l2", "shrinkage"))
@@ -73,8 +82,6 @@ def check(config: Config) -> None:
             data.root is not None or not dataset[data.name].traits.get("root_required"),
             f"data={data.name} needs data.root, the folder of your images",
         ),
-        (config.seed >= 0, f"seed={config.seed} must be 0 or more"),
-        (config.threads is None or config.threads > 0, "threads must be at least 1"),
         (
             data.validation > 0 or not selects,
             "data.validation=0 leaves nothing to select on: set evaluate.select=last and no "
@@ -85,22 +92,6 @@ def check(config: Config) -> None:
             f"data.validation=0 leaves nothing to fit the {head.name} head's free numbers on: set "
             "head.temperature (and head.l2)",
         ),
-        (train.epochs >= 0, f"train.epochs={train.epochs} must be 0 or more"),
-        (_positive(train.steps_per_epoch), "train.steps_per_epoch must be at least 1"),
-        (train.batch_size > 0, f"train.batch_size={train.batch_size} must be at least 1"),
-        (_positive(train.micro_batch), "train.micro_batch must be at least 1"),
-        (0 < train.lr < math.inf, f"train.lr={train.lr} must be positive and finite"),
-        (0 <= train.label_smoothing < 1, "train.label_smoothing must lie in [0, 1)"),
-        (_positive(train.clip_norm), "train.clip_norm must be positive"),
-        (train.prefix_cache_gb >= 0, "train.prefix_cache_gb must be 0 or more"),
-        (_positive(train.early_stopping), "train.early_stopping must be at least 1"),
-        (
-            0 <= train.schedule.warmup < 1,
-            "train.schedule.warmup is a fraction of the steps below 1",
-        ),
-        (0 <= train.schedule.floor <= 1, "train.schedule.floor must lie in [0, 1]"),
-        (0 < train.schedule.gamma <= 1, "train.schedule.gamma must lie in (0, 1]"),
-        (train.schedule.stages > 0, "train.schedule.stages must be at least 1"),
         (
             not (head.freeze and head_only(config) and head.name == "linear"),
             "head.freeze=true with train.trainable=head leaves nothing to train",
@@ -110,28 +101,14 @@ def check(config: Config) -> None:
             "backbone.pretrained=false takes no file: leave backbone.weights and sha256 out",
         ),
         (
-            config.run.name is None or re.fullmatch(r"[\w.+=-]*\w", config.run.name) is not None,
-            f"run.name={config.run.name} must be one plain folder name",
-        ),
-        (
             config.backbone.freeze_blocks == 0 or train.trainable.name == "full",
             "backbone.freeze_blocks goes with train.trainable=full, not with "
             f"{trainable.spelled(train.trainable)}",
         ),
-        (config.augment.crop_padding >= 0, "augment.crop_padding must be 0 or more"),
-        (0 <= config.augment.colour_jitter <= 1, "augment.colour_jitter must lie in [0, 1]"),
-        (config.augment.randaugment >= 0, "augment.randaugment must be 0 or more"),
-        (0 <= config.augment.magnitude <= 30, "augment.magnitude must lie in [0, 30]"),
-        (config.evaluate.every > 0, "evaluate.every must be at least 1"),
         (
             config.evaluate.test or not config.evaluate.test_curve,
             "evaluate.test=false never opens the test split: leave evaluate.test_curve out",
         ),
-        (config.evaluate.batch_size > 0, "evaluate.batch_size must be at least 1"),
-        (config.checkpoint.every > 0, "checkpoint.every must be at least 1"),
-        (config.checkpoint.minutes > 0, "checkpoint.minutes must be positive"),
-        (config.checkpoint.keep_best > 0, "checkpoint.keep_best must be at least 1"),
-        (config.checkpoint.keep_last > 0, "checkpoint.keep_last must be at least 1"),
         *_optimizer_checks(config),
         *_trainable_checks(config),
         *_sparse_checks(config),
@@ -142,6 +119,12 @@ def check(config: Config) -> None:
     ]:
         if not fine:
             raise FedlensError(f"{complaint}.")
+
+
+@cache
+def _plain_keys() -> list[tuple[str, Callable[[Config], Any], Parameter]]:
+    """The section of every key that is not a row's, how to read it, and its range."""
+    return [(key.rpartition(".")[0], attrgetter(key), one) for key, one in parameters().items()]
 
 
 def _optimizer_checks(config: Config) -> list[tuple[bool, str]]:
@@ -242,10 +225,6 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
     by_clients = sparse.source == "clients"
     return [
         (
-            sparse.density is None or 0 < sparse.density <= 1,
-            f"sparse.density={sparse.density} must lie in (0, 1]: it is the fraction trained",
-        ),
-        (
             sparse.density is None or not head_only(config),
             f"sparse.density masks the backbone, which train.trainable={part.name} leaves as it is",
         ),
@@ -254,12 +233,6 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
             f"sparse.density masks weights, and train.trainable={part.name} trains another part: "
             "leave one of them out",
         ),
-        (sparse.rounds > 0, "sparse.rounds must be at least 1"),
-        (0 <= sparse.shrink_factor <= 1, "sparse.shrink_factor must lie in [0, 1]"),
-        (_positive(sparse.examples), "sparse.examples must be at least 1"),
-        (sparse.passes > 0, "sparse.passes must be at least 1"),
-        (sparse.micro_batch > 0, "sparse.micro_batch must be at least 1"),
-        (_positive(sparse.clients), "sparse.clients must be at least 1"),
         (
             by_clients or sparse.voting is None,
             "sparse.voting is among clients: set sparse.source=clients",
@@ -287,29 +260,24 @@ def _sparse_checks(config: Config) -> list[tuple[bool, str]]:
 
 def _federated_checks(config: Config) -> list[tuple[bool, str]]:
     federated, algorithm, engine = config.federated, config.algorithm, config.engine
-    least, share, rounds = federated.min_local_steps, federated.participation, federated.rounds
+    least, rounds = federated.min_local_steps, federated.rounds
     corrects = algorithm.correction.name
-    divides = not 0 < share <= 1 or (federated.clients or 0) % cohort_size(federated) == 0
+    divides = (federated.clients or 0) % cohort_size(federated) == 0
     return [
-        (_positive(federated.clients), "federated.clients must be at least 1"),
-        (0 < share <= 1, "federated.participation must lie in (0, 1]"),
-        (federated.local_steps > 0, "federated.local_steps must be at least 1"),
         (
-            least is None or 1 <= least <= federated.local_steps,
-            "federated.min_local_steps must lie between 1 and federated.local_steps",
+            least is None or least <= federated.local_steps,
+            f"federated.min_local_steps={least} must lie between 1 and federated.local_steps="
+            f"{federated.local_steps}",
         ),
         (
-            rounds == "auto" or (isinstance(rounds, int) and rounds >= 0),
-            f"federated.rounds={rounds} must be auto, or 0 or more",
+            rounds == "auto" or isinstance(rounds, int),
+            f"federated.rounds={shown(rounds)} must be auto, or 0 or more",
         ),
-        (federated.local_step_budget > 0, "federated.local_step_budget must be at least 1"),
-        (0 <= federated.dropout < 1, "federated.dropout must lie in [0, 1)"),
         (
             algorithm.sampling.name not in ("cyclic", "chain") or divides,
             f"algorithm.sampling={algorithm.sampling.name} needs cohorts of equal size that add up "
             "to all clients: change federated.participation or federated.clients",
         ),
-        (algorithm.proximal >= 0, "algorithm.proximal must not be negative"),
         (
             not (algorithm.scaffold and corrects != "none"),
             f"algorithm.scaffold=true corrects gradients already: leave it or algorithm.correction="
@@ -330,16 +298,11 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
             "federated.clients",
         ),
         (
-            _positive(algorithm.statistics_examples),
-            "algorithm.statistics_examples must be at least 1",
-        ),
-        (
             algorithm.statistics_examples == AlgorithmConfig.statistics_examples
             or bool(_needed_statistic(config)),
             f"algorithm.statistics_examples is not read by algorithm.aggregator="
             f"{algorithm.aggregator.name}: leave it out",
         ),
-        (federated.keep_updates >= 0, "federated.keep_updates must be 0 or more"),
         (
             engine.name != "flower" or config.data.validation > 0,
             "data.validation=0 leaves the server of engine=flower nothing to evaluate on",
@@ -359,7 +322,6 @@ def _refit_checks(config: Config) -> list[tuple[bool, str]]:
     solved = row.traits.get("fitted", True) and row.traits.get("by", "statistics") == "statistics"
     where = f"federated.refit_head={every}"
     return [
-        (every > 0, f"{where} must be at least 1, or null"),
         (solved, f"{where} solves a head in closed form, and head={head.name} is none: use ridge"),
         (head.freeze, f"{where} replaces the head, so it cannot be trained: set head.freeze=true"),
         (config.federated.clients is not None, f"{where} counts rounds: set federated.clients"),
@@ -383,8 +345,7 @@ def _chain_checks(config: Config) -> list[tuple[bool, str]]:
     """Of clients that train one after another, each from where the last stopped."""
     algorithm, chained, chosen = config.algorithm, sequential(config), config.algorithm.sampling
     along = algorithm.carry_momentum or algorithm.proximal_to == "round"
-    count, federated = chosen.get("chains", 1), config.federated
-    size = cohort_size(federated) if 0 < federated.participation <= 1 else count
+    count, size = chosen.get("chains", 1), cohort_size(config.federated)
     optimizer = config.train.optimizer
     where = f"algorithm.sampling={chosen.name}"
     corrects = "algorithm.scaffold=true" if algorithm.scaffold else ""
@@ -450,17 +411,6 @@ def _privacy_checks(config: Config) -> list[tuple[bool, str]]:
     cohort = round(config.federated.participation * (config.federated.clients or 0), 9)
     averages = algorithm.aggregator.name == "mean"
     return [
-        (0 < privacy.clip_norm < math.inf, "privacy.clip_norm must be positive and finite"),
-        (
-            0 < privacy.noise_multiplier < math.inf,
-            "privacy.noise_multiplier must be positive and finite",
-        ),
-        (0 < privacy.epsilon < 1, "privacy.epsilon, of one release, must lie between 0 and 1"),
-        (0 < privacy.delta < 1, "privacy.delta must lie between 0 and 1"),
-        (
-            0 < privacy.max_update_value < math.inf,
-            "privacy.max_update_value must be positive and finite",
-        ),
         (
             not privacy.on or config.engine.name in FLOWER,
             "privacy goes through Flower: set engine=flower_simulation or engine=flower",
@@ -514,7 +464,3 @@ def _needed_statistic(config: Config) -> str | None:
     """What clients send beside their updates, for the aggregator."""
     needs: str | None = aggregator[config.algorithm.aggregator.name].traits.get("needs")
     return needs
-
-
-def _positive(value: float | None) -> bool:
-    return value is None or value > 0

@@ -24,16 +24,23 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedlens import plugins
+from fedlens import plugins, yaml_reader
 from fedlens.config.checks import check
 from fedlens.config.options import PRESETS, groups, header, options
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, row_key
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError, shown, suggest
 from fedlens.plugins import Plugin, PluginError
 from fedlens.registry import REGISTRIES, Row, diagnostic, load_plugin
 
 DIAGNOSTICS = "federated.diagnostics"  # names rows too, but as a list
 FROM_FILE = "from_file"  # Hydra's name for an experiment that is a file of the user's
+REFUSALS = (
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    OverflowError,  # a number that no float holds
+    RecursionError,  # an interpolation, or an experiment's defaults, that contain themselves
+)
 MOVABLE = (*(key for key in RUNTIME_KEYS if key != "run"), "backbone.weights", "partition.file")
 
 
@@ -169,7 +176,7 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
                 OmegaConf.update(typed, key, _plain(value), merge=False)
                 _set(made, key, _content(OmegaConf.select(typed, key)))
         return _completed(made)
-    except (OmegaConfBaseException, ValueError) as error:
+    except REFUSALS as error:
         raise FedlensError(_in_one_sentence(error)) from error
 
 
@@ -179,17 +186,18 @@ def load(path: Path) -> Config:
         text = path.read_text(encoding="utf-8", errors="replace")  # a binary file is no config
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    _load_copies(text, path.parent)
+    _load_copies(text, path)
     return from_yaml(text, str(path))
 
 
-def _load_copies(text: str, folder: Path) -> None:
+def _load_copies(text: str, path: Path) -> None:
     """Loads the run's own copies of plugins whose rows nothing that is loaded has."""
+    folder = path.parent
     try:
-        content = yaml.safe_load(text)
+        content = yaml_reader.parse(text, str(path))
         chosen = {key: _at(content, key) for key in ROW_KEYS}
         measured = _at(content, DIAGNOSTICS) or []
-    except (yaml.YAMLError, TypeError, AttributeError):
+    except (FedlensError, TypeError, AttributeError):
         return  # `from_yaml` says what is wrong with it
     for key, settings in chosen.items():
         made_with = settings.get("plugin") if isinstance(settings, dict) else None
@@ -208,6 +216,7 @@ def _at(tree: Any, key: str) -> Any:
 def from_yaml(text: str, source: str) -> Config:
     """The inverse of `to_yaml`; `source` says in errors where the text is from."""
     try:
+        yaml_reader.check(text, "its text")
         content = OmegaConf.create(text)
         if not isinstance(content, DictConfig) or "experiment" not in content:
             raise ValueError("it names no experiment.")
@@ -216,7 +225,7 @@ def from_yaml(text: str, source: str) -> Config:
         return _finished(stored)
     except PluginError:
         raise
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError, FedlensError) as error:
+    except (*REFUSALS, yaml.YAMLError, FedlensError) as error:
         raise FedlensError(
             f"{source} is not a config of this version: {_in_one_sentence(error)}"
         ) from error
@@ -321,18 +330,31 @@ def _is_file(experiment: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise FedlensError(f"{path} is not a YAML file{line}.") from error
+    text = yaml_reader.read_text(path)
+    content = yaml_reader.parse(text, str(path))
     if not isinstance(content, dict):
         raise FedlensError(f"{path} is not an experiment: it has no line `key: value`.")
+    if any(not isinstance(key, str) for key in content):
+        raise FedlensError(f"{path}: keys must be words, as in `fedlens config centralized`.")
+    _check_defaults(content.get("defaults", []), path)
     return text
+
+
+def _check_defaults(defaults: Any, path: Path) -> None:
+    """Refuses what is not a list of presets: Hydra would fail on some of it without a sentence."""
+    if not isinstance(defaults, list) or not all(map(_is_default, defaults)):
+        raise FedlensError(
+            f"{path}: defaults must be a list of presets, such as [/experiment/centralized] or "
+            "[override /train: head]."
+        )
+
+
+def _is_default(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return isinstance(entry, str)
+    lists = [value if isinstance(value, list) else [value] for value in entry.values()]
+    words = [*entry, *(word for one in lists for word in one)]
+    return len(entry) == 1 and all(isinstance(word, str | None) for word in words)
 
 
 def _without_plugins(text: str, path: Path) -> str:
@@ -341,7 +363,8 @@ def _without_plugins(text: str, path: Path) -> str:
     assert isinstance(tree, yaml.MappingNode)
     for name, value in tree.value:
         if name.value == "plugins":
-            load_plugins(yaml.safe_load(text)["plugins"], path.parent, str(path))
+            names = yaml_reader.parse(text, str(path))["plugins"]
+            load_plugins(names, path.parent, str(path))
             return text[: name.start_mark.index] + text[value.end_mark.index :]
     return text
 
@@ -393,7 +416,7 @@ def _composed(*words: str) -> DictConfig:
     try:
         with initialize_config_module(PRESETS, version_base="1.3"):
             return hydra_compose("config", overrides=list(words))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except REFUSALS as error:
         raise FedlensError(_in_one_sentence(error)) from error
 
 
@@ -414,7 +437,7 @@ def _with(config: DictConfig, overrides: list[Override]) -> Config:
             else:
                 OmegaConf.update(config, one.key, one.value, merge=False)
         return _finished(config)
-    except (OmegaConfBaseException, ValueError) as error:
+    except REFUSALS as error:
         raise FedlensError(_in_one_sentence(error)) from error
 
 
@@ -431,6 +454,8 @@ def _row_choice(key: str, before: dict[str, Any], choice: Any) -> dict[str, Any]
     registry = REGISTRIES[ROW_KEYS[key]]
     if isinstance(choice, dict):
         return choice
+    if choice is None or isinstance(choice, list):
+        raise FedlensError(f"{key}={word(choice)} names no {registry.what}: write {key}=NAME.")
     chosen = registry.chosen(str(choice))
     if before.get("name") == choice:
         return before
@@ -479,15 +504,17 @@ def _parsed(override: str) -> list[Override]:
     """The override, if its key is known; `tracker=NAME` sets `tracker.name`."""
     try:
         parsed = _parser().parse_override(override)
-    except HydraException as error:
+    except REFUSALS as error:
         raise FedlensError(
-            f"'{override}' is not of the form key=value, such as train.lr=0.01."
+            f"'{shown(override)}' is not of the form key=value, such as train.lr=0.01."
         ) from error
     key, value = parsed.key_or_group, _plain(parsed.value())
     if parsed.is_sweep_override():
-        raise FedlensError(f"'{override}' names several values: a run has one value per key.")
+        raise FedlensError(
+            f"'{shown(override)}' names several values: a run has one value per key."
+        )
     if parsed.type != OverrideType.CHANGE:
-        raise FedlensError(f"'{override}': keys are fixed, so write {key}=value.")
+        raise FedlensError(f"'{shown(override)}': keys are fixed, so write {key}=value.")
     if key == "experiment":
         raise FedlensError(f"The experiment comes first: fedlens run {value}.")
     if key not in (known := {*keys(), *groups()}) and not _maybe_of_row(key):
@@ -498,7 +525,7 @@ def _parsed(override: str) -> list[Override]:
         return [Override(key, value)]
     choice = str(value)
     if choice not in options(key):
-        raise FedlensError(f"{key}={choice} is unknown: {suggest(choice, options(key))}")
+        raise FedlensError(f"{key}={shown(choice)} is unknown: {suggest(choice, options(key))}")
     return [Override(key, choice)]
 
 
@@ -521,9 +548,12 @@ def _plain(value: Any) -> Any:
 
 def _in_one_sentence(error: Exception) -> str:
     """The several lines of OmegaConf and Hydra as one: the key, then what is wrong."""
+    if isinstance(error, RecursionError):
+        return "it refers to itself, or is nested too deeply: write the value itself."
     text = f"{error.__cause__ or error}".partition("Config search path:")[0]
     text = re.sub(rf"^In '(experiment/{FROM_FILE}|config)': (\w+ raised while .*)?", "", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
     rest = [line for line in lines if not line.startswith(("full_key", "reference", "object"))]
-    return f"{key}: {rest[0]}." if key else " ".join(rest)
+    words = re.sub(r"'([^']{81,})'", lambda found: f"'{shown(found[1])}'", " ".join(rest))
+    return f"{key}: {words}." if key else words

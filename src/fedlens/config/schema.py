@@ -1,81 +1,110 @@
-"""Every config key, as dataclasses: the schema behind the YAML presets. No torch.
+"""Every config key with its range, as dataclasses: the schema behind the YAML presets. No torch.
 
 Keys typed `Any` name a row of the registry, which knows its own parameters; `checks.py` has what
-the values of several keys must satisfy together.
+the values of several keys must satisfy together. An integer is at most 10⁹ unless its range says
+otherwise.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from fedlens.registry import REGISTRIES, sampling, trainable
+from fedlens.registry import (
+    REGISTRIES,
+    Parameter,
+    Pattern,
+    Range,
+    parameter_of,
+    sampling,
+    trainable,
+)
 from fedlens.training.schedules import Schedule
+
+Count = Annotated[int, Range("[1, inf)")]
+WholeNumber = Annotated[int, Range("[0, inf)")]
+BatchSize = Annotated[int, Range("[1, 1000000]")]
+Positive = Annotated[float, Range("(0, inf)")]
+NotNegative = Annotated[float, Range("[0, inf)")]
+Fraction = Annotated[float, Range("[0, 1]")]
+PositiveFraction = Annotated[float, Range("(0, 1]")]
+FractionBelow1 = Annotated[float, Range("[0, 1)")]
+Probability = Annotated[float, Range("(0, 1)")]
+
+# The folder of a run or a search; runs and temporary files append a few letters to it.
+FOLDER_NAME = Pattern(
+    r"(?![.-])[\w.=+-]*\w",
+    "one plain folder name: letters, digits and ._=+-, the first not . or -, the last a letter or "
+    "digit",
+    longest=200,
+)
 
 
 @dataclass
 class AugmentConfig:
-    crop_padding: int = 0
+    crop_padding: Annotated[int, Range("[0, 4096]")] = 0
     flip: bool = False
-    colour_jitter: float = 0.0
-    randaugment: int = 0  # number of operations; 0 is off
-    magnitude: int = 9
+    colour_jitter: Fraction = 0.0
+    randaugment: Annotated[int, Range("[0, 100]")] = 0  # number of operations; 0 is off
+    magnitude: Annotated[int, Range("[0, 30]")] = 9
 
 
 @dataclass
 class TrainConfig:
     trainable: Any = "full"  # which part of the backbone is trained, besides the head
-    epochs: int = 10
-    steps_per_epoch: int | None = None  # null: as many as it takes to see every image once
-    batch_size: int = 64
-    micro_batch: int | None = None
-    lr: float = 1e-3
+    epochs: WholeNumber = 10
+    steps_per_epoch: Count | None = None  # null: as many as it takes to see every image once
+    batch_size: BatchSize = 64
+    micro_batch: BatchSize | None = None
+    lr: Positive = 1e-3
     optimizer: Any = "sgd"  # of central training and of every client
     schedule: Schedule = field(default_factory=Schedule)
-    label_smoothing: float = 0.0
-    clip_norm: float | None = None
-    early_stopping: int | None = None  # evaluations without a better validation accuracy
+    label_smoothing: FractionBelow1 = 0.0
+    clip_norm: Positive | None = None
+    early_stopping: Count | None = None  # evaluations without a better validation accuracy
     precision: str = "fp32"  # fp32 | amp
     compile: bool = False
-    prefix_cache_gb: float = 20.0  # the largest cache of frozen blocks' activations; 0: none
+    prefix_cache_gb: Annotated[float, Range("[0, 1e6]")] = 20.0  # the largest cache of frozen
+    # blocks' activations; 0: none
 
 
 @dataclass
 class SparseConfig:
     """Which weights are trained; `density` is the fraction, sparsity is 1 − density."""
 
-    density: float | None = None  # null: every weight
+    density: PositiveFraction | None = None  # null: every weight
     rule: Any = "least_sensitive"  # which weights are trained
     scope: str = "global"  # rank all weights together, or each tensor by itself: global | tensor
     biases: bool = False  # maskable besides the backbone's weights
     norms: bool = False
     embeddings: bool = False  # class token, registers, position embeddings
     method: str = "talos"  # talos: shrink in rounds | mean: average the scores of the rounds
-    rounds: int = 4
-    shrink_factor: float = 0.1  # of talos: dropped weights are multiplied by it while calibrating
+    rounds: Count = 4
+    shrink_factor: Fraction = 0.1  # of talos: dropped weights are multiplied by it while
+    # calibrating
     labels: str = "sampled"  # sampled | data | expected
     target: str = "logit"  # logit | log_prob
     source: str = "validation"  # validation | clients
     voting: str | None = None  # of clients: union | majority | intersection; null: scores add up
-    clients: int | None = None  # of clients: how many of them calibrate; null: all
-    examples: int | None = None  # of the validation split, or of each client; null: all
-    passes: int = 1  # over the examples, in each round
-    micro_batch: int = 64
+    clients: Count | None = None  # of clients: how many of them calibrate; null: all
+    examples: Count | None = None  # of the validation split, or of each client; null: all
+    passes: Count = 1  # over the examples, in each round
+    micro_batch: BatchSize = 64
 
 
 @dataclass
 class FederatedConfig:
-    clients: int | None = None  # null: no clients, central training on pooled data
-    participation: float = 0.1  # of the clients, in each round
-    local_steps: int = 4
-    min_local_steps: int | None = None  # stragglers: steps are drawn from here to local_steps
-    rounds: int | str = "auto"  # auto: as many as keep local_steps × rounds at the budget
-    local_step_budget: int = 2000
-    dropout: float = 0.0  # probability that a sampled client does not answer
-    refit_head: int | None = None  # rounds after which a closed-form head is solved again
+    clients: Count | None = None  # null: no clients, central training on pooled data
+    participation: PositiveFraction = 0.1  # of the clients, in each round
+    local_steps: Count = 4
+    min_local_steps: Count | None = None  # stragglers: steps are drawn from here to local_steps
+    rounds: WholeNumber | str = "auto"  # auto: as many as keep local_steps × rounds at the budget
+    local_step_budget: Count = 2000
+    dropout: FractionBelow1 = 0.0  # probability that a sampled client does not answer
+    refit_head: Count | None = None  # rounds after which a closed-form head is solved again
     fail_on_bad_update: bool = False  # else it is left out, counted and logged
-    keep_updates: int = 0  # rounds, the last ones, whose client updates are kept on disk
+    keep_updates: WholeNumber = 0  # rounds, the last ones, whose client updates are kept on disk
     diagnostics: list[str] = field(  # measured in every round
         default_factory=lambda: ["update_norms", "drift", "cosine", "sign_agreement"]
     )
@@ -84,7 +113,7 @@ class FederatedConfig:
 @dataclass
 class AlgorithmConfig:
     sampling: Any = "uniform"  # who takes part in a round
-    proximal: float = 0.0  # μ of FedProx
+    proximal: NotNegative = 0.0  # μ of FedProx
     proximal_to: str = "start"  # of a chain: each client's own start, or the round's: start | round
     carry_momentum: bool = False  # of a chain: momentum passes from client to client
     scaffold: bool = False  # control variates
@@ -92,7 +121,8 @@ class AlgorithmConfig:
     aggregator: Any = "mean"  # how client updates become one change of the global model
     server: Any = "sgd"  # how the server applies that change
     average: Any = "none"  # of the global models of several rounds: evaluated in their place
-    statistics_examples: int | None = 256  # of a client, for regmean and fisher_average; null: all
+    statistics_examples: Count | None = 256  # of a client, for regmean and fisher_average; null:
+    # all
 
 
 @dataclass
@@ -100,12 +130,13 @@ class PrivacyConfig:
     """What clients' updates are protected by; through Flower's modules, so with its engines."""
 
     name: str = "none"  # none | central | local: whose noise
-    clip_norm: float = 1.0  # updates longer than this are shortened to it
-    noise_multiplier: float = 1.0  # of central: noise on the sum of updates, in units of clip_norm
-    epsilon: float = 0.5  # of local: of one release, below 1
-    delta: float = 1e-5
+    clip_norm: Positive = 1.0  # updates longer than this are shortened to it
+    noise_multiplier: Positive = 1.0  # of central: noise on the sum of updates, in units of
+    # clip_norm
+    epsilon: Probability = 0.5  # of local: of one release
+    delta: Probability = 1e-5
     secure: bool = False  # secure aggregation: the server sees sums of updates only
-    max_update_value: float = 0.1  # of secure: no value of an update may be larger
+    max_update_value: Positive = 0.1  # of secure: no value of an update may be larger
 
     @property
     def on(self) -> bool:
@@ -114,8 +145,8 @@ class PrivacyConfig:
 
 @dataclass
 class EvaluateConfig:
-    every: int = 1  # epochs or rounds
-    batch_size: int = 256
+    every: Count = 1  # epochs or rounds
+    batch_size: BatchSize = 256
     select: str = "best"  # which parameters meet the test split: best on validation, or last
     test: bool = True  # false: the test split is never opened, as in a search of hyper-parameters
     test_curve: bool = False
@@ -123,16 +154,16 @@ class EvaluateConfig:
 
 @dataclass
 class CheckpointConfig:
-    every: int = 1  # epochs or rounds
-    minutes: float = 10.0  # and after so many minutes, within an epoch or between rounds
-    keep_best: int = 1
-    keep_last: int = 2
+    every: Count = 1  # epochs or rounds
+    minutes: Positive = 10.0  # and after so many minutes, within an epoch or between rounds
+    keep_best: Count = 1
+    keep_last: Count = 2
 
 
 @dataclass
 class RunConfig:
     root: str = "runs"
-    name: str | None = None  # null: made from the config
+    name: Annotated[str, FOLDER_NAME] | None = None  # null: made from the config
 
 
 @dataclass
@@ -145,9 +176,10 @@ class TrackerConfig:
 @dataclass
 class Config:
     experiment: str = "centralized"
-    seed: int = 0
+    seed: Annotated[int, Range("[0, 9007199254740992]")] = 0
     device: str = "auto"
-    threads: int | None = None  # CPU threads; null: torch's own choice, then kept by the run
+    threads: Annotated[int, Range("[1, 1024]")] | None = None  # CPU threads; null: torch's own
+    # choice, then kept by the run
     data: Any = "cifar100"
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     backbone: Any = "dino_vits16"
@@ -209,6 +241,23 @@ def keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
         elif is_dataclass(kind := hints[entry.name]):
             assert isinstance(kind, type)
             yield from keys(kind, f"{key}.")
+
+
+@cache
+def parameters(schema: type = Config, prefix: str = "") -> dict[str, Parameter]:
+    """Every dotted key that is neither a group nor a row's, with its type, default and range."""
+    hints = get_type_hints(schema, include_extras=True)
+    found: dict[str, Parameter] = {}
+    for entry in fields(schema):
+        key, kind = prefix + entry.name, hints[entry.name]
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            found |= parameters(kind, f"{key}.")
+        elif key not in ROW_KEYS:
+            make = entry.default_factory
+            default = entry.default if make is MISSING else make()
+            found[key] = parameter_of(entry.name, kind, default)
+    return found
 
 
 def unit(config: Config) -> str:

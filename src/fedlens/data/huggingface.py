@@ -55,7 +55,7 @@ def huggingface(
         float, Range("(0, 1)"), "images for testing, where there is one split only"
     ] = 0.2,
     size: Annotated[
-        int | None, Range("[1, inf)"), "pixels of the stored images; null: the backbone's"
+        int | None, Range("[1, 4096]"), "pixels of the stored images; null: the backbone's"
     ] = None,
     crop: Annotated[
         Literal["centre", "squash"], "cut a square from the centre, or squash the image into one"

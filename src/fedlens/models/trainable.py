@@ -35,7 +35,7 @@ def last_blocks(
     backbone: nn.Module,
     stream: Stream,
     *,
-    count: Annotated[int, Range("[1, inf)"), "how many blocks, from the end"] = 1,
+    count: Annotated[int, Range("[1, 10000]"), "how many blocks, from the end"] = 1,
 ) -> None:
     """The last blocks and the final norm."""
     del stream
@@ -68,7 +68,7 @@ def low_rank(
     backbone: nn.Module,
     stream: Stream,
     *,
-    rank: Annotated[int, Range("[1, inf)"), "r: the product of two factors has this rank"] = 8,
+    rank: Annotated[int, Range("[1, 100000]"), "r: the product of two factors has this rank"] = 8,
     alpha: Annotated[float, Range("(0, inf)"), "the product is scaled by alpha / rank"] = 16.0,
     layers: Annotated[
         str, "only linear maps whose names contain this text, such as attn; empty: all"

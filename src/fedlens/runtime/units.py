@@ -2,7 +2,7 @@
 
 import re
 
-from fedlens.errors import FedlensError
+from fedlens.errors import FedlensError, shown
 
 SECONDS = {
     "s": 1.0,
@@ -13,6 +13,7 @@ SECONDS = {
     "day": 86400.0,
     "days": 86400.0,
 }
+LONGEST_S = 3653 * 86400.0  # ten years
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
@@ -35,10 +36,13 @@ def parse_duration(text: str) -> float:
     parts = _PART.findall(compact)
     known = all(unit in SECONDS for _, unit in parts)
     if not parts or not known or _PART.sub("", compact).strip():
-        raise FedlensError(f"'{text}' is not a duration: write 20m, 12h, 2h30m or 3d.")
+        raise FedlensError(f"'{shown(text)}' is not a duration: write 20m, 12h, 2h30m or 3d.")
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
-    if not seconds:
-        raise FedlensError(f"'{text}' is no time at all: write 20m, 12h, 2h30m or 3d.")
+    if not 0 < seconds <= LONGEST_S:
+        raise FedlensError(
+            f"'{shown(text)}' must be more than no time and at most 10 years: write 20m, 12h, "
+            "2h30m or 3d."
+        )
     return seconds
 
 

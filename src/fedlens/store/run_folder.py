@@ -132,13 +132,9 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """config.yaml as nested dictionaries."""
-        import yaml
+        from fedlens import yaml_reader
 
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, if it is built
-        try:
-            config = yaml.load(self.config.read_text(encoding="utf-8"), loader)
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise FedlensError(f"{self.config} cannot be read as YAML ({error}).") from error
+        config = yaml_reader.read(self.config)
         if not isinstance(config, dict):
             raise FedlensError(f"{self.config} is not a config.")
         return config

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from fedlens import yaml_reader
 from fedlens.errors import FedlensError
 from fedlens.files import replacing
 from fedlens.runtime.units import duration_text
@@ -78,13 +79,13 @@ def read(path: Path) -> StoredPlan | None:
     if not path.exists():
         return None
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml_reader.read(path)
         seconds, used = (float(content[key]) for key in ("budget_seconds", "used_seconds"))
         runs, left_out = (_names(content[key]) for key in ("runs", "left_out"))
         if not (0 < seconds < float("inf") and 0 <= used < float("inf")):
             raise ValueError(seconds, used)
         return StoredPlan(parse_level(content["level"]), seconds, runs, left_out, used)
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, FedlensError) as error:
+    except (ValueError, KeyError, TypeError, FedlensError) as error:
         raise FedlensError(
             f"The plan {path} is damaged: delete it to plan again; finished runs are kept."
         ) from error

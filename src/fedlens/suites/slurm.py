@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from fedlens import yaml_reader
 from fedlens.errors import FedlensError
 from fedlens.files import read_json, write_json
 from fedlens.runtime.stop import StopRequest
@@ -90,7 +89,8 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
                 f"--slurm {word} is not of the form key=value, such as partition=gpu."
             )
         name = key.removeprefix("slurm_")
-        options[name if name in SHARED_OPTIONS else f"slurm_{name}"] = yaml.safe_load(value)
+        read = yaml_reader.parse(value, f"--slurm {key}")
+        options[name if name in SHARED_OPTIONS else f"slurm_{name}"] = read
     return options
 
 

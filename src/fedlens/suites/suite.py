@@ -8,6 +8,7 @@ the study is planned into a given time, `contrasts` which pairs of cells the stu
 of a section are not used.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,21 +18,21 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from fedlens import plugins
+from fedlens import plugins, yaml_reader
 from fedlens.config.compose import changed, compose, load_plugins
 from fedlens.config.options import PRESETS, groups, header, options
 from fedlens.config.schema import ROW_KEYS, Config
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError, shown, suggest
 from fedlens.registry import REGISTRIES
 from fedlens.suites.budget_rules import BudgetRules
 from fedlens.suites.budget_rules import parse as parse_budget
 
 SLASH = " / "  # between the parts of a label
+MAX_SEEDS = 10_000
 KEYS = (
     "common",
     "sections",
@@ -234,7 +235,8 @@ def _find(name: str, folder: Path, parents: tuple[str, ...]) -> Suite:
     """Paths are relative to `folder`; `parents` are the suites that contain this one."""
     if name.endswith((".yaml", ".yml")):
         path = folder / name
-        return _read(path, path.stem, path.parent, (*parents, str(path.resolve())))
+        place = os.path.realpath(path)  # as `resolve`, which fails on links in a circle
+        return _read(path, path.stem, path.parent, (*parents, place))
     if name not in options("suite"):
         raise FedlensError(
             f"'{name}' is not a known suite, nor a .yaml file: {suggest(name, options('suite'))}"
@@ -246,13 +248,8 @@ def _find(name: str, folder: Path, parents: tuple[str, ...]) -> Suite:
 def _read(path: Path | Traversable, name: str, folder: Path, chain: tuple[str, ...]) -> Suite:
     if chain[-1] in chain[:-1]:
         raise FedlensError(f"The suite {name} contains itself as a section: remove that section.")
-    try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = yaml.safe_load(text)
-    except OSError as error:
-        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FedlensError(f"{path} is not a suite: it is not YAML.") from error
+    text = yaml_reader.read_text(path)
+    content = yaml_reader.parse(text, str(path))
     return _parse(content, str(path), name, header(text), folder, chain)
 
 
@@ -282,8 +279,11 @@ def _parse(
     common = content.get("common", "")
     if "common" in content and not _is_command(common):
         raise FedlensError(f"{where}: common must be key=value overrides with closed quotes.")
-    if seeds is not None and (type(seeds) is not int or seeds < 1):
-        raise FedlensError(f"{where}: seeds must be an integer of at least 1, not {seeds}.")
+    if seeds is not None and (type(seeds) is not int or not 1 <= seeds <= MAX_SEEDS):
+        raise FedlensError(
+            f"{where}: seeds must be an integer of at most {MAX_SEEDS} and at least 1, not "
+            f"{shown(seeds)}."
+        )
     analyses = content.get("analyses", {})
     if not isinstance(analyses, dict) or not all(
         _is_command(command) and _are_rows(labels, rows) for command, labels in analyses.items()
@@ -359,4 +359,6 @@ def _relative_to(folder: Path, words: str) -> str:
 
 
 def _are_rows(labels: object, rows: dict[str, str]) -> bool:
-    return isinstance(labels, list) and all(label in rows for label in labels)
+    return isinstance(labels, list) and all(
+        isinstance(label, str) and label in rows for label in labels
+    )

@@ -6,15 +6,19 @@ lr(t) = lr · (t + 1)/W during W warm-up steps, then lr · shape(p) with p = (t 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+from fedlens.registry import Range
 
 
 @dataclass
 class Schedule:
     name: str = "cosine"
-    warmup: float = 0.0  # fraction of all steps
-    floor: float = 0.0  # where cosine and linear end, as a fraction of lr
-    gamma: float = 0.1  # the factor of one drop (step), or the factor at the end (exponential)
-    stages: int = 3  # number of plateaus (step)
+    warmup: Annotated[float, Range("[0, 1)")] = 0.0  # fraction of all steps
+    floor: Annotated[float, Range("[0, 1]")] = 0.0  # where cosine and linear end, in units of lr
+    gamma: Annotated[float, Range("(0, 1]")] = 0.1  # the factor of one drop (step), or at the end
+    # (exponential)
+    stages: Annotated[int, Range("[1, inf)")] = 3  # number of plateaus (step)
 
     def factor(self, step: int, total: int) -> float:
         """The factor that multiplies lr at `step` of `total`."""

@@ -112,11 +112,12 @@ def _is_read(config: Config, key: str) -> bool:
 def _range(key: str, text: str, kind: str, ends: list[str]) -> tuple[Any, Any]:
     try:
         low, high = (RANGES[kind](end) for end in ends)
-    except ValueError as error:
+        finite = math.isfinite(low) and math.isfinite(high)
+    except (ValueError, OverflowError) as error:
         raise FedlensError(
             f"--search {key}={text}: write a range as {kind}:LOW:HIGH, with two numbers."
         ) from error
-    if not (low < high and math.isfinite(low) and math.isfinite(high)):
+    if not (low < high and finite):
         raise FedlensError(f"--search {key}={text}: the first number must be below the second.")
     if kind == "log" and low <= 0:
         raise FedlensError(f"--search {key}={text}: a logarithmic range must start above 0.")

@@ -39,7 +39,7 @@ def test_what_is_not_told_is_as_usual(tmp_path: Path) -> None:
         ("authors: [[Ada]]", "must have the keys name"),
         ("title: [a, b]", "title must be a line of text"),
         ("- Ours", "must have the keys title"),
-        ("title: [", "is not YAML"),
+        ("title: [", "is not a YAML file"),
     ],
 )
 def test_what_it_does_not_know_is_refused(tmp_path: Path, text: str, complaint: str) -> None:

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedlens.config import compose
 from fedlens.data import shards
 from fedlens.data.shards import NodeShard
+from fedlens.errors import FedlensError
 from fedlens.experiments import privacy
 from fedlens.experiments.flower.clients import SERVER_PLUGINS, identity
 from fedlens.experiments.flower.host import FlowerHost, HostSession, read_config
@@ -88,6 +89,7 @@ def main(grid: Grid, context: Context) -> None:
     """The experiment of the submitted config, with the nodes of this grid as its clients."""
     from fedlens.experiments.run import start
 
+    logging.getLogger("flwr").addFilter(_is_not_ours)
     for path in filter(None, os.environ.get(SERVER_PLUGINS, "").split(os.pathsep)):
         load_plugin(Path(path))
     with only_loaded():  # whatever row the submitted config names
@@ -97,3 +99,11 @@ def main(grid: Grid, context: Context) -> None:
     grid._retry_invoker.max_time = LOST_AFTER_S  # type: ignore[attr-defined]  # Flower never stops
     with logging_to(handler):
         start(config, grid=grid)
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """Whether Flower may log it: an error of ours is a sentence, which the SuperLink passes on.
+
+    Flower would write the traceback before it.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], FedlensError)

@@ -48,16 +48,16 @@ def flower_simulation(
     grid: "Grid | None",
     *,
     workers: Annotated[
-        int | None, Range("[1, inf)"), "processes (Ray actors); null: one for each GPU or core"
+        int | None, Range("[1, 1024]"), "processes (Ray actors); null: one for each GPU or core"
     ] = None,
     threads_per_client: Annotated[
-        int, Range("[1, inf)"), "with as many as serial has, bits are equal"
+        int, Range("[1, 1024]"), "with as many as serial has, bits are equal"
     ] = 1,
     vectorise: Annotated[
         bool, "train heads on cached features by batched products (equal up to rounding)"
     ] = True,
     deadline: Annotated[
-        float, Range("(0, inf)"), "seconds that a round's clients have to answer"
+        float, Range("(0, 1e7]"), "seconds that a round's clients have to answer"
     ] = 600.0,
 ) -> Iterator[ClientSession]:
     """Flower's simulation engine (Ray) on this machine; needs fedlens[flower]."""
@@ -92,13 +92,13 @@ def flower(
     grid: "Grid | None",
     *,
     threads_per_client: Annotated[
-        int | None, Range("[1, inf)"), "null: as many as each node has"
+        int | None, Range("[1, 1024]"), "null: as many as each node has"
     ] = None,
     vectorise: Annotated[
         bool, "train heads on cached features by batched products (equal up to rounding)"
     ] = True,
     deadline: Annotated[
-        float, Range("(0, inf)"), "seconds that a round's clients have to answer"
+        float, Range("(0, 1e7]"), "seconds that a round's clients have to answer"
     ] = 600.0,
     federation: Annotated[str, "the folder that says where the SuperLink is"] = "federation",
 ) -> Iterator[ClientSession]:

@@ -28,6 +28,7 @@ from fedlens.federated.flower.deployment.processes import (
     NODE_REFUSED,
     SuperLink,
     SuperNode,
+    check_address,
     register,
 )
 from fedlens.federated.flower.deployment.submission import Connection, follow, submit
@@ -91,6 +92,7 @@ def connection_of(
     if address is None:
         connection = Connection.read(folder)
     else:
+        check_address(address)
         connection = Connection(address, Certificates(folder / "certificates").authority)
     if root_certificates:
         return replace(connection, root_certificates=root_certificates, insecure=False)

@@ -38,7 +38,7 @@ def serial(
     clients: int,
     *,
     threads_per_client: Annotated[
-        int | None, Range("[1, inf)"), "null: all threads of the process"
+        int | None, Range("[1, 1024]"), "null: all threads of the process"
     ] = None,
     vectorise: Annotated[
         bool, "train heads on cached features as one batched product (equal up to rounding)"
@@ -66,10 +66,10 @@ def parallel(
     clients: int,
     *,
     workers: Annotated[
-        int | None, Range("[1, inf)"), "processes; null: one for each GPU or core"
+        int | None, Range("[1, 1024]"), "processes; null: one for each GPU or core"
     ] = None,
     threads_per_client: Annotated[
-        int | None, Range("[1, inf)"), "null: 1; with as many as serial has, bits are equal"
+        int | None, Range("[1, 1024]"), "null: 1; with as many as serial has, bits are equal"
     ] = None,
     shortcuts: Annotated[bool | None, "faster steps, equal up to rounding; null: no"] = None,
 ) -> Engine:
@@ -94,10 +94,10 @@ def auto(
     clients: int,
     *,
     workers: Annotated[
-        int | None, Range("[1, inf)"), "processes; null: one for each GPU or core"
+        int | None, Range("[1, 1024]"), "processes; null: one for each GPU or core"
     ] = None,
     threads_per_client: Annotated[
-        int | None, Range("[1, inf)"), "null: all threads if serial, 1 if parallel"
+        int | None, Range("[1, 1024]"), "null: all threads if serial, 1 if parallel"
     ] = None,
     vectorise: Annotated[
         bool, "train heads on cached features as one batched product (equal up to rounding)"

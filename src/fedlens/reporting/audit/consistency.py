@@ -9,8 +9,6 @@ from dataclasses import asdict
 from math import isclose
 from statistics import fmean
 
-import yaml
-
 from fedlens.config import compose
 from fedlens.config.identity import run_name
 from fedlens.config.schema import ROW_KEYS, Config
@@ -76,7 +74,7 @@ def of_length(run: Run) -> Iterable[str]:
 
 def of_name(run: Run) -> Iterable[str]:
     """A run's name ends in a hash of its config, unless the config names the run."""
-    config = yaml.safe_load(run.folder.config.read_text(encoding="utf-8"))
+    config = run.folder.read_config()
     if _has_outside_rows(config):  # their parts of the name are only known with their code
         return
     if config["run"]["name"] is None and _has_all_keys(config, asdict(Config())):

@@ -8,20 +8,13 @@ Optional: date, abstract, and noniid (the label of the skewed partition among th
 from dataclasses import fields
 from pathlib import Path
 
-import yaml
-
+from fedlens import yaml_reader
 from fedlens.errors import FedlensError, suggest
 from fedlens.reporting.study.content import About, Author
 
 
 def read(path: Path) -> About:
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FedlensError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
-    entries = _entries(document, About, path)
+    entries = _entries(yaml_reader.read(path), About, path)
     authors = entries.pop("authors", [])
     if not isinstance(authors, list):
         raise FedlensError(f"{path}: authors must be a list of {{name, id, affiliation}}.")

@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
 from fedlens.files import read_json
@@ -26,7 +24,6 @@ log = logging.getLogger(__name__)
 Settings = dict[str, Any]
 Record = dict[str, Any]
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, in C where PyYAML has it
 REQUIRED = {  # keys that a report reads
     "manifest": ("inputs", "sessions"),
     "result": ("seed", "unit", "units", "choice", "validation", "facts", "labels"),
@@ -269,16 +266,16 @@ def _pruned(tree: Settings, left_out: set[str], prefix: str = "") -> Settings:
 
 def _read(folder: RunFolder, result: Record) -> Run:
     try:
-        config = yaml.load(folder.config.read_text(encoding="utf-8"), LOADER)
-        config = _filled(config, asdict(Config()))  # keys that did not exist when the run was made
+        # Keys that did not exist when the run was made have their defaults.
+        config = _filled(folder.read_config(), asdict(Config()))
         manifest, metrics = folder.manifest, folder.journal("metrics").read()
         _refuse_incomplete({"manifest": manifest, "result": result}, metrics)
         run = Run(folder, config, manifest or {}, result, metrics)
         _ = setting(run), run.test, run.seed, run.manifest["sessions"][0]
         return run
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, FedlensError) as error:
         raise FedlensError(
-            f"{folder.path} is not a complete run ({error}): leave it out."
+            f"{folder.path} is not a complete run ({str(error).rstrip('.')}): leave it out."
         ) from error
 
 

@@ -5,6 +5,7 @@ keys in OpenSSH's format. In production, put files of your own authority in the 
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,12 +25,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedlens.errors import FedlensError
+from fedlens.errors import FedlensError, shown
 from fedlens.files import replacing
 
 LIFETIME = timedelta(days=365)
 RENEWAL_MARGIN = timedelta(days=7)  # a certificate that expires sooner must be renewed
 CLOCK_SKEW = timedelta(hours=1)  # the clocks of two hosts may differ
+LONGEST_HOST = 253
+LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"  # between the dots of a name
+HOST = re.compile(rf"(?:\*\.)?(?:{LABEL}\.)*{LABEL}\.?")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # used by the SuperLink's own processes
 
 
@@ -65,6 +69,12 @@ def make_certificates(
     Existing certificates are kept while they are valid. `renew` replaces all of them; nodes on
     other hosts then need the new ca.crt. Anyone who has ca.key can impersonate the SuperLink.
     """
+    for host in hosts:
+        if not is_host(host):
+            raise FedlensError(
+                f"'{shown(host)}' is not a host: write a name or an IP address, such as "
+                "link.example.org or 192.0.2.1."
+            )
     certificates = Certificates(folder)
     if folder.exists() and any(folder.iterdir()):
         fault = _fault(certificates, hosts)
@@ -143,6 +153,15 @@ def _fault(certificates: Certificates, hosts: Sequence[str]) -> str | None:
     if uncovered := [host for host in (*LOCAL_HOSTS, *hosts) if _general_name(host) not in names]:
         return f"do not cover {', '.join(uncovered)}"
     return None
+
+
+def is_host(text: str) -> bool:
+    """Whether it is an IP address or a name as DNS has them (RFC 1123, and _ as in containers)."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return len(text) <= LONGEST_HOST and HOST.fullmatch(text) is not None
+    return True
 
 
 def _authority(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

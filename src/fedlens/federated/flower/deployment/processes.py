@@ -22,9 +22,9 @@ from flwr.supercore.address import is_port_in_use, parse_address, resolve_bind_a
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedlens.errors import FedlensError
+from fedlens.errors import FedlensError, shown
 from fedlens.federated.flower.deployment.child_process import ChildProcess
-from fedlens.federated.flower.deployment.credentials import Certificates, write_private
+from fedlens.federated.flower.deployment.credentials import Certificates, is_host, write_private
 from fedlens.federated.flower.deployment.submission import (
     Connection,
     RequestRefused,
@@ -245,11 +245,19 @@ def _existing(path: Path, remedy: str) -> str:
     return str(path)
 
 
+def check_address(address: str) -> None:
+    """Refuses what is not host:port."""
+    host, _, _ = address.rpartition(":")
+    if parse_address(address) is None or not is_host(host.strip("[]")):
+        raise FedlensError(
+            f"'{shown(address)}' is not an address: write host:port, such as 127.0.0.1:9092."
+        )
+
+
 def _available(address: str) -> str:
     """The address, with a free port in place of port 0; raises if its port is in use."""
+    check_address(address)
     host, _, port = address.rpartition(":")
-    if parse_address(address) is None or not host:
-        raise FedlensError(f"'{address}' is not an address to listen on: use e.g. 127.0.0.1:9092.")
     if is_port_in_use(address):
         raise FedlensError(f"{address} is in use: stop what listens there, or choose another port.")
     if port != "0":
