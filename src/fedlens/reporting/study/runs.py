@@ -12,21 +12,18 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
-from fedlens.files import read_json
 from fedlens.registry import dataset
 from fedlens.reporting.study.statistics import Estimate, estimate
-from fedlens.store.run_folder import RunFolder, find_runs, runs
+from fedlens.store.records import read_record
+from fedlens.store.run_folder import SHAPE_ERRORS, RunFolder, find_runs, runs
 
 log = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, in C where PyYAML has it
 REQUIRED = {  # keys that a report reads
     "manifest": ("inputs", "sessions"),
     "result": ("seed", "unit", "units", "choice", "validation", "facts", "labels"),
@@ -74,13 +71,13 @@ class Run:
     @cached_property
     def masks(self) -> Record | None:
         path = self.folder.path / "masks.json"
-        return dict(read_json(path)) if path.exists() else None
+        return read_record(path) if path.exists() else None
 
     @cached_property
     def analyses(self) -> list[Record]:
         """Records of the analyses of the finished model, sorted by name."""
         paths = sorted((self.folder.path / "arithmetic").glob("*/record.json"))
-        return [dict(read_json(path)) for path in paths]
+        return [read_record(path) for path in paths]
 
     @cached_property
     def partition(self) -> Record | None:
@@ -269,14 +266,13 @@ def _pruned(tree: Settings, left_out: set[str], prefix: str = "") -> Settings:
 
 def _read(folder: RunFolder, result: Record) -> Run:
     try:
-        config = yaml.load(folder.config.read_text(encoding="utf-8"), LOADER)
-        config = _filled(config, asdict(Config()))  # keys that did not exist when the run was made
+        config = _filled(folder.read_config(), asdict(Config()))  # keys that did not exist when the run was made
         manifest, metrics = folder.manifest, folder.journal("metrics").read()
         _refuse_incomplete({"manifest": manifest, "result": result}, metrics)
         run = Run(folder, config, manifest or {}, result, metrics)
         _ = setting(run), run.test, run.seed, run.manifest["sessions"][0]
         return run
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except SHAPE_ERRORS as error:
         raise FedlensError(
             f"{folder.path} is not a complete run ({error}): leave it out."
         ) from error
