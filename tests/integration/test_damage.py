@@ -149,7 +149,7 @@ def test_damaged_updates_of_a_finished_run_are_refused(cut: Any, tmp_path: Path)
         read_round(run.updates, 3)
     file.write_bytes(content)
     shutil.copy(file, file.with_name("client-000099.safetensors"))
-    with pytest.raises(FedlensError, match="client-000099.*is not in its checkpoint"):
+    with pytest.raises(FedlensError, match=r"client-000099.*is not in its checkpoint"):
         read_round(run.updates, 3)
     shutil.rmtree(file.parent)
     with pytest.raises(FedlensError, match="round-000003 is lost"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+
 class LogFile(logging.FileHandler):
     """A log file that stops no run: what a full disk has no room for is not written."""
 

@@ -1,7 +1,7 @@
 """Checkpoints of a run, and its journals as they were at each checkpoint.
 
-A checkpoint is a folder: tensors in safetensors, the rest in JSON, and the hashes of these and of all
-other files that it refers to. It is written whole or not at all; if it or one of these files is
+A checkpoint is a folder: tensors in safetensors, the rest in JSON, and the hashes of these and of
+all other files that it refers to. It is written whole or not at all; if it or one of these files is
 damaged, that is noticed, and the checkpoint before it is used.
 """
 

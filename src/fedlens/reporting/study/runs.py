@@ -266,7 +266,9 @@ def _pruned(tree: Settings, left_out: set[str], prefix: str = "") -> Settings:
 
 def _read(folder: RunFolder, result: Record) -> Run:
     try:
-        config = _filled(folder.read_config(), asdict(Config()))  # keys that did not exist when the run was made
+        config = _filled(
+            folder.read_config(), asdict(Config())
+        )  # keys that did not exist when the run was made
         manifest, metrics = folder.manifest, folder.journal("metrics").read()
         _refuse_incomplete({"manifest": manifest, "result": result}, metrics)
         run = Run(folder, config, manifest or {}, result, metrics)
