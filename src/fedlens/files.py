@@ -196,6 +196,22 @@ def check_depth(value: Any) -> None:
         raise ValueError("it is nested too deeply")
 
 
+def check_yaml_depth(text: str) -> None:
+    """The same for YAML, before it is parsed: PyYAML's parser in C crashes on deep nesting."""
+    indents = (len(line) - len(line.lstrip(" \t-?:")) for line in text.splitlines())
+    if text.count("[") + text.count("{") + max(indents, default=0) <= MAX_DEPTH:
+        return  # it cannot be that deep
+    import yaml
+
+    depth = 0
+    with suppress(yaml.YAMLError):  # whoever parses it meets the same error
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise ValueError("it is nested too deeply")
+
+
 def sha256(path: Path, *, length: int | None = None) -> str:
     """The SHA-256 of a file, or of its first `length` bytes; EOFError if it has fewer."""
     with path.open("rb") as stream:

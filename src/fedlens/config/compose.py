@@ -29,6 +29,7 @@ from fedlens.config.checks import check
 from fedlens.config.options import PRESETS, groups, header, options
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, row_key
 from fedlens.errors import FedlensError, suggest
+from fedlens.files import check_yaml_depth
 from fedlens.plugins import Plugin, PluginError
 from fedlens.registry import REGISTRIES, Row, diagnostic, load_plugin
 
@@ -179,6 +180,10 @@ def load(path: Path) -> Config:
         text = path.read_text(encoding="utf-8", errors="replace")  # a binary file is no config
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        check_yaml_depth(text)
+    except ValueError as error:
+        raise FedlensError(f"{path} is not a config: {error}.") from error
     _load_copies(text, path.parent)
     return from_yaml(text, str(path))
 
@@ -323,10 +328,11 @@ def _is_file(experiment: str) -> bool:
 def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
+        check_yaml_depth(text)
         content = yaml.safe_load(text)
     except OSError as error:
         raise FedlensError(f"{path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise FedlensError(f"{path} is not a YAML file{line}.") from error

@@ -60,9 +60,6 @@ def _is_finished(run: RunFolder) -> bool:
         return False
     with run.named_in_errors():
         run.read_config()
-        for name in ("manifest.json", "metrics.jsonl"):
-            if not (run.path / name).exists():
-                raise FedlensError(f"{run.path} has no {name}: leave it out, or run it again.")
         for pattern in ("*.json", "arithmetic/*/record.json"):
             for path in run.path.glob(pattern):
                 read_record(path)

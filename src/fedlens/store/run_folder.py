@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.files import TEMPORARY, check_depth, discard, parse_json
+from fedlens.files import TEMPORARY, check_yaml_depth, discard, parse_json
 from fedlens.store.archive import extracted
 from fedlens.store.records import read_record, write_record
 
@@ -167,10 +167,7 @@ class RunFolder:
     @property
     def failure(self) -> str | None:
         """Why the last session failed, if it did."""
-        try:
-            failure = self._json("failure.json")
-        except FedlensError as error:
-            return str(error)
+        failure = self._json("failure.json")
         return None if failure is None else str(failure.get("message"))
 
     def read_config(self) -> dict[str, Any]:
@@ -179,9 +176,10 @@ class RunFolder:
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, if it is built
         try:
-            config = yaml.load(self.config.read_text(encoding="utf-8"), loader)
-            check_depth(config)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            text = self.config.read_text(encoding="utf-8")
+            check_yaml_depth(text)
+            config = yaml.load(text, loader)
+        except (OSError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
             raise FedlensError(f"{self.config} cannot be read as YAML ({reason}).") from error
         if not isinstance(config, dict):
