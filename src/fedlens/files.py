@@ -4,10 +4,12 @@ Content goes to a temporary file next to the target, is fsynced and renamed; the
 too. What several processes need is made by one of them while the others wait.
 """
 
+import glob
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,11 +19,15 @@ from typing import Any, TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from fedlens.errors import FedlensError
 
 TEMPORARY = ".partial-"
 POLL_S = 0.5  # seconds between two checks while another process makes an entry
+CHUNK_BYTES = 2**20  # read at a time
+MAX_DEPTH = 50  # of nested lists and objects: no file of ours comes near it
+OS_ERROR = re.compile(r"(?:code: |os error )(\d+)")  # as safetensors reports one
 
 T = TypeVar("T")
 
@@ -41,9 +47,9 @@ def replacing(target: Path, *, sync: bool = True) -> Iterator[Path]:
     On failure the temporary one is removed and `target` stays as it was. Without `sync` a power
     failure may lose content: for what is checked when it is read, and can be made again.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid.uuid4().hex[:8]}"
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if sync:
             parts = temporary.rglob("*") if temporary.is_dir() else []
@@ -53,15 +59,25 @@ def replacing(target: Path, *, sync: bool = True) -> Iterator[Path]:
             discard(target)
         temporary.replace(target)
         _sync(target.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         _remove(temporary)
+        if (reason := _os_reason(error)) is None:
+            raise
         raise FedlensError(
-            f"Could not write {target} ({error.strerror or error}); its former content is kept: "
+            f"Could not write {target} ({reason}); its former content is kept: "
             "free some space or check the permissions, then run the same command again."
         ) from error
     except BaseException:
         _remove(temporary)
         raise
+
+
+def _os_reason(error: OSError | SafetensorError) -> str | None:
+    """What the system says; None for an error of safetensors that does not come from the system."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    number = OS_ERROR.search(str(error))
+    return os.strerror(int(number[1])) if number else None
 
 
 def discard(folder: Path) -> None:
@@ -74,7 +90,7 @@ def discard(folder: Path) -> None:
 
 def clear_partials(folder: Path, *, of: str | None = None) -> None:
     """Removes temporary files of killed processes: all of a folder, or those of the file `of`."""
-    for leftover in folder.glob(f"{TEMPORARY}{of}-*" if of else f"{TEMPORARY}*"):
+    for leftover in folder.glob(f"{TEMPORARY}{glob.escape(of)}-*" if of else f"{TEMPORARY}*"):
         _remove(leftover)
 
 
@@ -144,15 +160,55 @@ def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
 
 
 def read_json(path: Path) -> Any:
+    """The content of a JSON file; refuses one that is not JSON, or is nested very deeply."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FedlensError(f"{path} cannot be read as JSON ({error}).") from error
 
 
-def sha256(path: Path) -> str:
+def read_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds names and values."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise FedlensError(f"{path} is not a record: it has no names of values.")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """`json.loads`, with a ValueError also for what is nested too deeply to walk through."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH:  # else it cannot be that deep
+        check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises a ValueError if lists and objects are nested more than MAX_DEPTH deep."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        inner = (one for each in level for one in (each.values() if type(each) is dict else each))
+        level = list({id(one): one for one in inner if isinstance(one, dict | list)}.values())
+    if level:
+        raise ValueError("it is nested too deeply")
+
+
+def sha256(path: Path, *, length: int | None = None) -> str:
+    """The SHA-256 of a file, or of its first `length` bytes; EOFError if it has fewer."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        if length is None:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while length:
+            chunk = stream.read(min(length, CHUNK_BYTES))
+            if not chunk:
+                raise EOFError(f"{path} is too short")
+            digest.update(chunk)
+            length -= len(chunk)
+        return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -29,7 +29,7 @@ def one_sentence(error: pytest.ExceptionInfo[FedlensError]) -> str:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CIFAR-100 of six images whose md5 sums pass for the official ones, in its archive."""
+    """A CIFAR-100 of six images whose hashes pass for the official ones, in its archive."""
     draw = np.random.default_rng(0)
     contents = {
         "train": {"data": draw.integers(0, 256, (4, 3072), np.uint8), "fine_labels": [3, 1, 0, 2]},
@@ -40,14 +40,11 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.mkdir(parents=True)
     root.mkdir()
     for name, content in contents.items():
-        (source / name).write_bytes(pickle.dumps(content))
+        (source / name).write_bytes(pickle.dumps(content, protocol=4))
     with tarfile.open(root / cifar100.ARCHIVE, "w:gz") as archive:
         archive.add(source, cifar100.FOLDER)
-    md5 = {name: hashlib.md5((source / name).read_bytes()).hexdigest() for name in NAMES}
-    monkeypatch.setattr(cifar100, "MD5", md5)
-    monkeypatch.setattr(CIFAR100, "train_list", [["train", md5["train"]]])
-    monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
-    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
+    hashes = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in NAMES}
+    monkeypatch.setattr(cifar100, "SHA256", hashes)
     packed = hashlib.md5((root / cifar100.ARCHIVE).read_bytes()).hexdigest()
     monkeypatch.setattr(CIFAR100, "tgz_md5", packed)
     return root
@@ -80,13 +77,13 @@ def test_the_test_file_is_not_unpickled_before_it_is_asked_for(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    load = pickle.load
+    content = cifar100._content
 
-    def spy(stream: object, **options: str) -> object:
-        opened.append(Path(getattr(stream, "name", "?")).name)
-        return load(stream, **options)  # type: ignore[arg-type]
+    def spy(root: Path, name: str) -> object:
+        opened.append(name)
+        return content(root, name)
 
-    monkeypatch.setattr(pickle, "load", spy)
+    monkeypatch.setattr(cifar100, "_content", spy)
     data = cifar100.cifar100(tiny)
     data.load_train()
     assert data.classes
@@ -118,6 +115,29 @@ def test_a_corrupt_file_is_named_and_kept(tiny: Path, name: str) -> None:
         cifar100.cifar100(tiny).load_train()
     assert str(path) in one_sentence(error)
     assert path.read_bytes() == b"mine"
+
+
+class Malicious:
+    """Unpickling it calls a function of its choice."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("exit 1",)
+
+
+def test_a_pickle_cannot_call_anything(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar100.fetch(tiny)
+    bad = pickle.dumps({"fine_label_names": [Malicious()]}, protocol=4)
+    (tiny / cifar100.FOLDER / "meta").write_bytes(bad)
+    hashes = {**cifar100.SHA256, "meta": hashlib.sha256(bad).hexdigest()}
+    monkeypatch.setattr(cifar100, "SHA256", hashes)  # even one that passes for official
+    with pytest.raises(pickle.UnpicklingError, match="system is not part of CIFAR-100"):
+        _ = cifar100.cifar100(tiny).classes
+
+
+def test_the_name_of_the_data_in_records_has_not_changed(tmp_path: Path) -> None:
+    digest = cifar100.cifar100(tmp_path).digest
+    assert digest == hashlib.sha256(repr(sorted(cifar100.MD5.items())).encode()).hexdigest()
+    assert sorted(cifar100.MD5) == sorted(cifar100.SHA256)
 
 
 def test_a_corrupt_archive_is_named_and_kept(tiny: Path) -> None:

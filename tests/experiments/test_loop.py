@@ -11,6 +11,7 @@ import torch
 from fedlens.experiments.loop import Loop, LoopSettings
 from fedlens.runtime.stop import Interrupted
 from fedlens.store.checkpoints import Checkpoint, Checkpoints, Journals
+from fedlens.store.hashes import Hashes
 from fedlens.store.run_folder import RunFolder
 from fedlens.training.evaluate import Evaluation
 
@@ -26,6 +27,9 @@ class Counter:
 
     def state(self, checkpoint: str) -> dict[str, Any]:
         return {"saved as": checkpoint}
+
+    def files(self) -> Hashes:
+        return {}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         assert checkpoint.state["saved as"] == checkpoint.name

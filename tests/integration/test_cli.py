@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import TINY
 
 REAL = ("FEDLENS_DATA", "FEDLENS_WEIGHTS")
@@ -145,4 +146,10 @@ def test_broken_runs_do_not_hide_others(fedlens) -> None:
     assert code == 0
     assert out.count("unreadable") == 2
     assert "finished" in out
-    assert_refused(fedlens("resume", "bad"), "result.json")
+    before = RunFolder(Path("runs/good")).result
+    for name in ("bad", "worse"):  # only a whole result finishes a run
+        assert fedlens("resume", name)[0] == 0
+        result = RunFolder(Path("runs", name)).result
+        assert result is not None
+        assert before is not None
+        assert result["test"] == before["test"]

@@ -1,12 +1,18 @@
 import logging
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedlens.errors import FedlensError
-from fedlens.files import TEMPORARY, read_json, write_json
-from fedlens.store.checkpoints import STATE, TENSORS, Checkpoints, Journals
+from fedlens.files import TEMPORARY, read_json, sha256, write_json
+from fedlens.store import hashes
+from fedlens.store.checkpoints import TENSORS, Checkpoints, Journals
+from fedlens.store.hashes import HASHES, STATE
 from fedlens.store.run_folder import RunFolder
 
 
@@ -110,6 +116,7 @@ def test_another_schema_is_refused_not_skipped(tmp_path: Path) -> None:
     save(where, 1)
     header = read_json(tmp_path / name(1) / STATE)
     write_json(tmp_path / name(1) / STATE, {**header, "schema": 99})
+    hashes.write(tmp_path / name(1), (TENSORS, STATE), {})
     with pytest.raises(FedlensError, match="schema 99"):
         where.latest()
 
@@ -154,3 +161,116 @@ def test_restoring_cuts_the_journals_to_their_length_at_the_checkpoint(tmp_path:
     assert checkpoint.state["number"] == 1
     assert folder.journal("metrics").read() == [{"epoch": 1}]
     assert folder.journal("timings").read() == []
+
+
+def saved_run(path: Path) -> tuple[RunFolder, Journals]:
+    """Two checkpoints of a run with journals and, from the second on, a file beside them."""
+    folder = RunFolder(path)
+    path.mkdir()
+    journals = Journals(folder, Checkpoints(folder.checkpoints))
+    beside: dict[str, hashes.FileHash] = {}
+    for number in (1, 2):
+        journals.record("metrics", {"epoch": number})
+        journals.record("test_curve", {"unit": number})
+        journals.record("timings", {"epoch": number})
+        if number == 2:
+            (path / "clients").mkdir()
+            (path / "clients" / "c.safetensors").write_bytes(bytes(range(64)))
+            beside = {"clients/c.safetensors": hashes.of_file(path / "clients/c.safetensors")}
+        journals.save(name(number), {"w": torch.full((3,), 1.0)}, {"number": number}, files=beside)
+    return folder, journals
+
+
+FILES = [
+    *(f"checkpoints/{name(2)}/{file}" for file in (TENSORS, STATE, HASHES)),
+    "clients/c.safetensors",
+    "metrics.jsonl",
+    "test_curve.jsonl",
+]
+
+
+@given(data=st.data(), file=st.sampled_from(FILES))
+def test_any_bit_of_any_file_that_a_checkpoint_needs(data: st.DataObject, file: str) -> None:
+    """The checkpoint before is used if only the newest is concerned, else none; never the bit."""
+    with TemporaryDirectory() as root:
+        folder, journals = saved_run(Path(root) / "run")
+        content = bytearray((folder.path / file).read_bytes())
+        bit = data.draw(st.integers(0, 8 * len(content) - 1))
+        content[bit // 8] ^= 1 << bit % 8
+        (folder.path / file).write_bytes(content)
+        checkpoint = journals.restore()
+        if checkpoint is not None:
+            assert checkpoint.state["number"] == 1
+            assert folder.journal("metrics").read() == [{"epoch": 1}]
+        else:
+            assert file.endswith(".jsonl")
+            assert folder.journal("metrics").read() == []
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("how", ["missing", "empty", "folder", "half"])
+def test_any_file_that_is_lost(file: str, how: str, tmp_path: Path) -> None:
+    folder, journals = saved_run(tmp_path / "run")
+    path = folder.path / file
+    content = path.read_bytes()
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how != "missing":
+        path.write_bytes(content[: len(content) // 2] if how == "half" else b"")
+    checkpoint = journals.checkpoints.latest()
+    assert checkpoint is None or checkpoint.state["number"] == 1
+
+
+@pytest.mark.parametrize("how", ["missing", "bits", "folder", "half"])
+def test_the_clock_never_stops_a_run(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, journals = saved_run(tmp_path / "run")
+    path = folder.journal("timings").path
+    content = path.read_bytes()
+    path.unlink()
+    if how == "folder":
+        (path / "below").mkdir(parents=True)
+    elif how != "missing":
+        path.write_bytes(content[:5] if how == "half" else b"\xff" * len(content))
+    checkpoint = journals.restore()
+    assert checkpoint is not None
+    assert checkpoint.state["number"] == 2
+    journals.record("timings", {"epoch": 3})
+    assert path.read_bytes().endswith(b'{"epoch": 3}\n')
+
+
+def test_a_checkpoint_of_before_there_were_hashes_is_read(tmp_path: Path) -> None:
+    where = Checkpoints(tmp_path)
+    save(where, 1)
+    folder = tmp_path / name(1)
+    header = read_json(folder / STATE)
+    old = {**header, "schema": 1, "tensors_sha256": sha256(folder / TENSORS)}
+    write_json(folder / STATE, old)
+    (folder / HASHES).unlink()
+    checkpoint = where.latest()
+    assert checkpoint is not None
+    assert checkpoint.state == {"number": 1}
+    damage(folder / TENSORS)
+    assert where.latest() is None
+
+
+def test_rounds_of_updates_that_were_replaced_since_are_not_missed(tmp_path: Path) -> None:
+    folder, journals = saved_run(tmp_path / "run")
+    file = folder.updates / "round-000002" / "start.safetensors"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"update")
+    files = {"updates/round-000002/start.safetensors": hashes.of_file(file)}
+    journals.save(name(3), {"w": torch.zeros(1)}, {"number": 3}, files=files)
+    file.write_bytes(b"upDate")
+    copy = tmp_path / "copy"
+    shutil.copytree(folder.path, copy / "run")
+    other = Journals(RunFolder(copy / "run"), Checkpoints(copy / "run" / "checkpoints"))
+    checkpoint = other.restore()
+    assert checkpoint is not None
+    assert checkpoint.state["number"] == 2
+    shutil.rmtree(file.parent)
+    checkpoint = journals.restore()
+    assert checkpoint is not None
+    assert checkpoint.state["number"] == 3

@@ -13,9 +13,9 @@ from fedlens import params
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
 from fedlens.experiments.loaded_run import LoadedRun
-from fedlens.files import read_json, write_json
 from fedlens.params import Params
 from fedlens.store.analysis_records import Record, analysis_folder, require_result
+from fedlens.store.records import read_record, write_record
 from fedlens.training.evaluate import Evaluation, NotFinite
 
 log = logging.getLogger(__name__)
@@ -79,12 +79,12 @@ def choose_and_test(run: LoadedRun, analysis: Analysis, candidates: Sequence[Can
     choice = Choice(params.digest(edited), rule, analysis.unit)
     folder = analysis_folder(run.folder, analysis.name)
     path = folder / "choice.json"
-    if path.exists() and read_json(path) != asdict(choice):
+    if path.exists() and read_record(path) != asdict(choice):
         raise FedlensError(
             f"{folder} holds a different choice, whose test accuracy may have been seen: remove "
             "the folder if it was not."
         )
-    write_json(path, asdict(choice))
+    write_record(path, asdict(choice))
     run.assign(edited)
     test = run.evaluator.test(choice)
     record = {
@@ -102,5 +102,5 @@ def choose_and_test(run: LoadedRun, analysis: Analysis, candidates: Sequence[Can
         },
         **analysis.summary(rows),
     }
-    write_json(folder / "record.json", record)
+    write_record(folder / "record.json", record)
     return record

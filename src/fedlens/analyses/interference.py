@@ -19,10 +19,10 @@ from fedlens.arithmetic.task_vectors import applied, composed, task_vector
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
 from fedlens.experiments.loaded_run import LoadedRun
-from fedlens.files import write_json
 from fedlens.params import Params
 from fedlens.runtime.progress import progress_bar
 from fedlens.store.analysis_records import Record, analysis_folder
+from fedlens.store.records import write_record
 from fedlens.training.evaluate import predictions
 
 
@@ -100,7 +100,7 @@ def interference(
         "accuracy_normalised": ratios,
         "accuracy_normalised_mean": mean,
     }
-    write_json(analysis_folder(run.folder, name) / "record.json", record)
+    write_record(analysis_folder(run.folder, name) / "record.json", record)
     return record
 
 

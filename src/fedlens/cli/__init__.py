@@ -1,5 +1,6 @@
 """The `fedlens` command: parse, call, print. Torch is loaded only by commands that compute."""
 
+import errno
 import logging
 import sys
 
@@ -28,6 +29,7 @@ from fedlens.runtime.stop import Interrupted
 
 __all__ = ["app", "main"]
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes
 
 app = typer.Typer(
@@ -60,6 +62,14 @@ def main() -> None:
             app()
         except FedlensError as error:
             console.print(f"error: {error}", style="red", **PLAIN)
+            sys.exit(2)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            console.print(
+                f"error: {error}: free some space, then run the same command again.",
+                style="red", **PLAIN,
+            )  # fmt: skip
             sys.exit(2)
         except Interrupted as reason:
             console.print(f"Stopped; {reason}", **PLAIN)

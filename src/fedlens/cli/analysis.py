@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlens.cli.shared import out
+from fedlens.files import clear_partials
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
 from fedlens.store.analysis_records import Record, analysis_folder, read_record
 from fedlens.store.run_folder import RunFolder
@@ -37,6 +38,8 @@ def compute_or_load(
 
     if figure:
         figure_format(figure)
+    target = analysis_folder(folder, name)
+    clear_partials(target)  # of a process that was killed
     record = read_record(folder, name)
     if record is None:
         with listening() as stop:
@@ -44,13 +47,13 @@ def compute_or_load(
                 record = compute(name, stop)
             except Interrupted as reason:
                 raise Interrupted("run the same command again.") from reason
-    out.print(analysis_page(record))
-    target = analysis_folder(folder, name)
-    out.print(f"record {target / 'record.json'}", soft_wrap=True)
-    for path in (target / "figure.png", figure):
-        if path:
-            draw(record, path)
-            out.print(f"drawn to {path}", soft_wrap=True)
+    with folder.named_in_errors():
+        out.print(analysis_page(record))
+        out.print(f"record {target / 'record.json'}", soft_wrap=True)
+        for path in (target / "figure.png", figure):
+            if path:
+                draw(record, path)
+                out.print(f"drawn to {path}", soft_wrap=True)
 
 
 def load_run(

@@ -51,7 +51,7 @@ def resume(
     On another machine, set the paths: `fedlens resume RUN data.root=/content/data`
     """
     folder = find_run(which, root)
-    if folder.result is not None:
+    if folder.finished:
         out.print(f"{folder.name} is finished: nothing to do.")
         return
     warn_if_busy()
@@ -97,14 +97,15 @@ def show(
     metrics and test_curve. A record that the run does not have is null, or an empty list.
     """
     folder = find_run(which, root)
-    if as_json:
-        from fedlens.store.table import run_record
+    with folder.named_in_errors():
+        if as_json:
+            from fedlens.store.table import run_record
 
-        print_json(run_record(folder))
-        return
-    from fedlens.reporting.terminal.runs import run_page
+            print_json(run_record(folder))
+            return
+        from fedlens.reporting.terminal.runs import run_page
 
-    out.print(run_page(folder))
+        out.print(run_page(folder))
 
 
 @app.command()

@@ -177,7 +177,7 @@ def suite(
             run_jobs = [run.job(_start) for run in todo]
             failed = _carry_out(title, launch_runs, run_jobs, eta, stop, study)
             not_started = [run for run in unfinished(runs) if not run.folder.failure]
-            possible = [one for one in analyses if one.run.folder.result is not None]
+            possible = [one for one in analyses if one.run.folder.finished]
             eta.leave_out(run.label for run in not_started)
             eta.leave_out(one.label for one in analyses if one not in possible)
             eta.jobs = at_once if launcher is Launcher.here else 1
@@ -331,7 +331,7 @@ def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, machine: "Machin
     from fedlens.suites.plan import analyses_of, analysis_estimates, estimates, unique_runs
 
     unique = unique_runs(runs)
-    todo = [run for run in unique if run.folder.result is None]
+    todo = [run for run in unique if not run.folder.finished]
     analyses = [one for one in analyses_of(runs) if not one.done]
     seconds = dict(zip([run.label for run in todo], estimates(todo, machine), strict=True))
     later = analysis_estimates(analyses, machine)

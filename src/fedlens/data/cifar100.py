@@ -1,16 +1,20 @@
 """CIFAR-100: 50,000 + 10,000 colour images of 32×32 pixels in 100 classes (Krizhevsky, 2009).
 
-torchvision downloads, checks and reads the official files; this module makes one uint8 tensor.
+torchvision downloads the official archive. Its files are pickles: they are compared with their
+SHA-256 and read by an unpickler that makes arrays, lists and words, and nothing else.
 """
 
 import hashlib
+import io
 import os
 import pickle
 import urllib.request
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import torch
 from torchvision.datasets import CIFAR100
 from torchvision.datasets.utils import (
@@ -26,10 +30,24 @@ from fedlens.registry import dataset
 
 FOLDER: str = CIFAR100.base_folder
 ARCHIVE: str = CIFAR100.filename
-MD5: dict[str, str] = {
+TRAIN, TEST, META = "train", "test", "meta"
+SHA256: dict[str, str] = {
+    TRAIN: "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
+    TEST: "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
+    META: "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9",
+}
+MD5: dict[str, str] = {  # of the same files, in the dataset's name in records
     **dict(CIFAR100.train_list),
     **dict(CIFAR100.test_list),
     CIFAR100.meta["filename"]: CIFAR100.meta["md5"],
+}
+# All that the files need; numpy's function for making an array has been in several modules.
+RECONSTRUCT = np.empty(0).__reduce__()[0]
+ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
 }
 TIMEOUT_S = 10  # of the first request, so that a missing network is reported soon
 
@@ -46,7 +64,7 @@ TIMEOUT_S = 10  # of the first request, so that a missing network is reported so
 def cifar100(root: Path | str | None = None) -> Dataset:
     """100 classes of objects; missing files are downloaded on first use."""
     folder = locate(root)
-    complete = cache(partial(fetch, folder))  # the md5 sums are compared once
+    complete = cache(partial(fetch, folder))  # looks for missing files once
     return Dataset(
         name="cifar100",
         digest=hashlib.sha256(repr(sorted(MD5.items())).encode()).hexdigest(),
@@ -64,9 +82,9 @@ def locate(root: Path | str | None = None) -> Path:
 
 
 def verify(root: Path | str | None = None) -> dict[str, Status]:
-    """The state of each file, by the official md5 sums."""
+    """The state of each file, by the SHA-256 of the official ones."""
     folder = locate(root) / FOLDER
-    return {name: _status(folder / name, md5) for name, md5 in MD5.items()}
+    return {name: _status(folder / name, sha256) for name, sha256 in SHA256.items()}
 
 
 def fetch(root: Path | str | None = None) -> Path:
@@ -85,7 +103,9 @@ def fetch(root: Path | str | None = None) -> Path:
 def _extract(root: Path, missing: list[str]) -> None:
     """Unpacks to a temporary folder and moves each file, so that no file is ever half written."""
     archive = root / ARCHIVE
-    state = _status(archive, CIFAR100.tgz_md5)
+    state: Status = "missing"
+    if archive.is_file():
+        state = "ok" if check_integrity(archive, CIFAR100.tgz_md5) else "corrupt"
     _refuse_corrupt(root, {ARCHIVE: state})
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=root, prefix=files.TEMPORARY) as scratch:
@@ -101,10 +121,10 @@ def _extract(root: Path, missing: list[str]) -> None:
             (Path(scratch) / FOLDER / name).replace(root / FOLDER / name)
 
 
-def _status(path: Path, md5: str) -> Status:
+def _status(path: Path, sha256: str) -> Status:
     if not path.is_file():
         return "missing"
-    return "ok" if check_integrity(path, md5) else "corrupt"
+    return "ok" if files.sha256(path) == sha256 else "corrupt"
 
 
 def _refuse_corrupt(root: Path, states: dict[str, Status]) -> None:
@@ -112,7 +132,7 @@ def _refuse_corrupt(root: Path, states: dict[str, Status]) -> None:
         if state == "corrupt":
             path = root / name if name == ARCHIVE else root / FOLDER / name
             raise FedlensError(
-                f"{path} is not the official file (its md5 differs): move or delete it, then run "
+                f"{path} is not the official file (its hash differs): move or delete it, then run "
                 "'fedlens data fetch'."
             )
 
@@ -125,14 +145,30 @@ def _unavailable(root: Path, reason: str) -> FedlensError:
     )
 
 
+class _Unpickler(pickle.Unpickler):
+    """Reads what the official files are made of, and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of CIFAR-100")
+        return ALLOWED[module, name]
+
+
+def _content(root: Path, name: str) -> dict[str, Any]:
+    """The content of a file, whose very bytes are compared with the official hash first."""
+    path = root / FOLDER / name
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != SHA256[name]:
+        _refuse_corrupt(root, {name: "corrupt"})
+    content: dict[str, Any] = _Unpickler(io.BytesIO(data), encoding="latin1").load()
+    return content
+
+
 def _class_names(root: Path) -> tuple[str, ...]:
-    # Unpickling is safe: the file's md5 has just been compared with the official sum.
-    with (root / FOLDER / CIFAR100.meta["filename"]).open("rb") as stream:
-        return tuple(pickle.load(stream, encoding="latin1")[CIFAR100.meta["key"]])
+    return tuple(_content(root, META)["fine_label_names"])
 
 
 def _load(root: Path, *, train: bool) -> Images:
-    source = CIFAR100(root, train=train)
-    # torchvision views the stored planes as height × width × channels; this undoes it.
-    pixels = torch.from_numpy(source.data.transpose(0, 3, 1, 2)).contiguous()
-    return Images(pixels, torch.tensor(source.targets, dtype=torch.int64))
+    content = _content(root, TRAIN if train else TEST)
+    pixels = torch.from_numpy(content["data"].reshape(-1, 3, 32, 32)).contiguous()
+    return Images(pixels, torch.tensor(content["fine_labels"], dtype=torch.int64))

@@ -19,6 +19,7 @@ from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.store import model_state
 from fedlens.store.checkpoints import Checkpoint
+from fedlens.store.hashes import Hashes
 from fedlens.training.optimizers import ClientOptimizer
 from fedlens.training.schedules import Schedule
 from fedlens.training.step import Model, StepSettings, local_step, set_lr
@@ -83,6 +84,9 @@ class CentralLoop:
         del checkpoint
         scaler = self.experiment.precision.scaler
         return {"scaler": scaler.state_dict() if scaler else None}
+
+    def files(self) -> Hashes:
+        return {}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         model_state.load_state(checkpoint.tensors, self.experiment.model, self.optimizer)

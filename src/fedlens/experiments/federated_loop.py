@@ -35,10 +35,11 @@ from fedlens.params import Params
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.sparse.packing import Packing
-from fedlens.store import model_state
+from fedlens.store import hashes, model_state
 from fedlens.store.checkpoints import Checkpoint
 from fedlens.store.client_states import ClientStates
 from fedlens.store.client_updates import KeptUpdates
+from fedlens.store.hashes import Hashes
 from fedlens.store.run_folder import RunFolder
 from fedlens.training.schedules import Schedule
 
@@ -125,6 +126,8 @@ class FederatedLoop:
         )
         self.past: Memory = {}  # what the average remembers
         self.kept = KeptUpdates(folder.updates, rounds=settings.keep_updates)
+        self.folder = folder
+        self.hashes: Hashes = {}  # of the client states and kept updates of the last checkpoint
 
     def run(self) -> Position:
         """Runs all rounds, or raises `Interrupted` once it has saved where it stopped."""
@@ -233,12 +236,25 @@ class FederatedLoop:
         self._prune([table])
         return {"clients": table, "round": self.server.round}
 
+    def files(self) -> Hashes:
+        """Client states and kept updates; each is read once, after it was written."""
+        states = self.server.clients
+        table = states.table if isinstance(states, ClientStates) else {}
+        names = {f"{self.states.folder.name}/{name}" for name in table.values()}
+        names |= self.kept.files(self.server.round, known=self.hashes)
+        self.hashes = {
+            name: self.hashes.get(name) or hashes.of_file(self.folder.path / name)
+            for name in sorted(names)
+        }
+        return self.hashes
+
     def _prune(self, tables: list[dict[str, str]]) -> None:
         """Removes the client states that no checkpoint refers to."""
         kept = [state["clients"] for state in self.loop.journals.checkpoints.states()]
         self.states.prune([*kept, *tables])
 
     def load_state(self, checkpoint: Checkpoint) -> None:
+        self.hashes = checkpoint.files
         model_state.load_state(checkpoint.tensors, self.experiment.model)
         server, tensors, model = self.server, checkpoint.tensors, self.experiment.model
         packed = server.packing.pack(trainable_parameters(model))

@@ -15,6 +15,7 @@ import torch
 
 from fedlens.experiments.evaluation import Evaluator
 from fedlens.store.checkpoints import Checkpoint, Journals
+from fedlens.store.hashes import Hashes
 from fedlens.store.tracking import Tracker
 from fedlens.training.evaluate import Evaluation
 from fedlens.training.step import Tally
@@ -58,6 +59,10 @@ class Trainable(Protocol):
 
     def state(self, checkpoint: str) -> dict[str, Any]:
         """What is not a tensor, as JSON, for the checkpoint of that name."""
+        ...
+
+    def files(self) -> Hashes:
+        """The files of the run that the state refers to; `state` has written them."""
         ...
 
     def load_state(self, checkpoint: Checkpoint) -> None: ...
@@ -168,6 +173,7 @@ class Loop:
             {**trainable.state(name), "position": asdict(self.position)},
             score=score,
             best=self.position.best,
+            files=trainable.files(),
         )
 
     def save_interrupted(self, trainable: Trainable) -> None:

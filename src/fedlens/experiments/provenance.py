@@ -1,6 +1,9 @@
 """Where a run's numbers come from, for its records: its setting, its sessions, its inputs."""
 
+import hashlib
+import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +11,7 @@ import torch
 from fedlens import params
 from fedlens.config import compose
 from fedlens.config.compose import row_of
+from fedlens.config.identity import identity
 from fedlens.config.labels import labels
 from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
@@ -65,19 +69,28 @@ def record_session(
         command=[*compose.command(config), "engine=flower"] if row.name == "flower" else None,
         packages=row.traits.get("packages", ()),
     )
+    digest = _digest(config)
     record = folder.manifest or {
         "name": folder.name,
         **setting(config),
+        "config": digest,
         "inputs": input_hashes,
         **({"plugins": used} if used else {}),
         "sessions": [],
     }
+    manifest.check_config(record, digest)
     manifest.check_inputs(record, input_hashes)
     manifest.check_plugins(record, used)
     sessions = record["sessions"]
     if sessions and (changed := manifest.differences(sessions[0], session)):
         log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))
     folder.write("manifest", {**record, "sessions": [*sessions, session]})
+
+
+def _digest(config: Config) -> str:
+    """The SHA-256 of what decides the result, except where the weights lie: they have their own."""
+    portable = replace(config, backbone=config.backbone.but(weights=None))
+    return hashlib.sha256(json.dumps(identity(portable), sort_keys=True).encode()).hexdigest()
 
 
 def record_mask_digest(folder: RunFolder, masks: Masks) -> None:

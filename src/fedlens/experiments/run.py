@@ -39,7 +39,7 @@ from fedlens.federated.tasks import Clients
 from fedlens.files import clear_partials, replacing
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
-from fedlens.runtime.logs import logging_to
+from fedlens.runtime.logs import LogFile, logging_to
 from fedlens.runtime.stop import Abandoned, Interrupted, StopRequest, listening
 from fedlens.store import manifest
 from fedlens.store.checkpoints import Checkpoints, Journals
@@ -101,7 +101,7 @@ def _run(
     watch: Watch | None = None,
     grid: "Grid | None" = None,
 ) -> RunFolder:
-    if folder.result is not None:
+    if folder.finished:
         log.info("%s is finished: nothing to do", folder.name)
         return folder
     if row_of(config, "engine").traits.get("remote"):
@@ -115,13 +115,15 @@ def _run(
     device = choose_device(config.device)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        log_file = logging.FileHandler(folder.log, encoding="utf-8")
+        log_file = LogFile(folder.log)
     except OSError as error:
         raise FedlensError(f"Cannot write to {folder.path} ({error.strerror}).") from error
     timeout = STOP_TIMEOUT_S if grid else LOCK_TIMEOUT_S
     with logging_to(log_file), folder.lock(timeout=timeout), listening() as stop:
-        if (folder.path / "result.json").exists():  # by a process that held the lock until now
+        if RunFolder(folder.path).finished:  # by a process that held the lock until now
             return folder
+        if (folder.path / "result.json").exists():
+            log.warning("result.json is damaged: the end of the run is repeated")
         try:
             clear_partials(folder.path)
             folder.clear_failure()
@@ -160,7 +162,10 @@ def _submit(config: Config, folder: RunFolder) -> RunFolder:
 def _as_sentence(error: Exception, folder: RunFolder) -> Exception:
     """The error as a sentence, where the user can do something about it."""
     if isinstance(error, OSError):  # a full disk can fail any write
-        return FedlensError(f"{folder.name} could not continue: {error}.")
+        return FedlensError(
+            f"{folder.name} could not continue ({error}); its last checkpoint is kept: free some "
+            "space or check the permissions, then run the same command again."
+        )
     if isinstance(error, torch.OutOfMemoryError):
         return FedlensError("The device is out of memory: set train.micro_batch, or a smaller "
                             "train.batch_size or evaluate.batch_size.")  # fmt: skip

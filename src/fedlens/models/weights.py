@@ -7,6 +7,7 @@ and the size of the position grid, which is resampled (bicubic, as in timm).
 import math
 import os
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,9 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 def _read_pickle(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # torch warns of files that it then refuses
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FedlensError(
             f"{path} is damaged or has more than tensors, and unpickling it could run any code: "

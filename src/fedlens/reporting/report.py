@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedlens.errors import FedlensError
-from fedlens.files import replacing
+from fedlens.files import clear_partials, replacing
 from fedlens.reporting import paper
 from fedlens.reporting.assemble import content
 from fedlens.reporting.figures import report
@@ -22,7 +22,8 @@ from fedlens.reporting.study import captions, tables
 from fedlens.reporting.study.captions import grids
 from fedlens.reporting.study.content import About, Content
 from fedlens.reporting.study.contrasts import Asked
-from fedlens.reporting.study.runs import Study, read
+from fedlens.reporting.study.runs import Method, Study, read
+from fedlens.store.run_folder import SHAPE_ERRORS
 
 PAGE = "index.html"
 CONTENT = "content.json"  # a folder with this file is a report
@@ -43,11 +44,15 @@ def write(
     `asked` are the contrasts that a suite stated before its runs. If writing fails, an older report
     stays as it was.
     """
+    clear_partials(out.parent, of=out.name)  # of a report that was killed
     if out.exists() and not (out / CONTENT).exists() and (out.is_file() or any(out.iterdir())):
         raise FedlensError(f"{out} exists and is not a report: choose another folder.")
     study = read(places)
     log.info("%d runs in %d settings", len(study.runs), len(study.settings))
-    result = content(study, about, asked)
+    try:
+        result = content(study, about, asked)
+    except SHAPE_ERRORS as error:
+        raise _naming_the_run(study, error) from error
     with replacing(out) as folder:
         folder.mkdir()
         _write_tables(result, folder / "tables")
@@ -62,6 +67,19 @@ def write(
         log.info("compiling report.tex")
         paper.compile_pdf(out)
     return result
+
+
+def _naming_the_run(study: Study, error: Exception) -> FedlensError:
+    """The first run of which no report can be made alone, or the error if there is none."""
+    for setting, methods in study.settings.items():
+        for run in (run for method in methods for run in method.runs):
+            try:
+                with run.folder.named_in_errors():
+                    content(Study({setting: [Method((run,))]}, {}), About())
+            except FedlensError as named:
+                return named
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return FedlensError(f"These runs cannot be reported on together ({reason}): leave some out.")
 
 
 def _write_tables(content: Content, folder: Path) -> None:

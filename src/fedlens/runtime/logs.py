@@ -1,8 +1,26 @@
 """Send the package's log to a handler, as `timestamp | level | message`."""
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class LogFile(logging.FileHandler):
+    """A log file that stops no run: what a full disk has no room for is not written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's own name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
 
 FORMAT = logging.Formatter("%(asctime)s | %(levelname)s | %(message)s")
 

@@ -6,6 +6,7 @@ in the header a JSON text with shapes, provenance and digest. Equal content give
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def load(path: Path) -> tuple[Masks, dict[str, Any]]:
         raise FedlensError(f"There are no masks at {path}: check the path, or calibrate first.")
     try:
         with safe_open(path, framework="np") as stored:
-            header = json.loads((stored.metadata() or {})[HEADER])
+            header = files.parse_json((stored.metadata() or {})[HEADER])
             masks = {
                 name: unpacked(torch.from_numpy(stored.get_tensor(name)), shape)
                 for name, shape in header["shapes"].items()
@@ -65,6 +66,8 @@ def packed(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    if math.prod(shape) > 8 * bits.numel():
+        raise ValueError(f"{bits.numel()} bytes for a mask of shape {tuple(shape)}")
     unpacked_bits = np.unpackbits(bits.numpy(), count=int(np.prod(shape)), bitorder="little")
     return torch.from_numpy(unpacked_bits.view(np.bool_).reshape(shape))
 

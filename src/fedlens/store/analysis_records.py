@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.errors import FedlensError
-from fedlens.files import read_json
+from fedlens.store import hashes, records
 from fedlens.store.run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -33,12 +33,22 @@ def analysis_folder(folder: RunFolder, name: str) -> Path:
 def read_record(folder: RunFolder, name: str) -> Record | None:
     """The record of an analysis; None if it was not made yet."""
     path = analysis_folder(folder, name) / "record.json"
-    return dict(read_json(path)) if path.exists() else None
+    return records.read_record(path) if path.exists() else None
 
 
 def require_kept_rounds(folder: RunFolder) -> list[int]:
-    """The rounds whose client updates a run kept; refuses a run that kept none."""
+    """The rounds whose client updates a run kept; refuses a run that kept none, or lost some."""
     rounds = folder.kept_rounds()
+    listed = {
+        (folder.path / name).parent.name
+        for name in hashes.of_run(folder.path) or {}
+        if (folder.path / name).parent.parent == folder.updates
+    }
+    if lost := sorted(name for name in listed if not (folder.updates / name).is_dir()):
+        raise FedlensError(
+            f"{folder.updates / lost[0]} is lost, so the updates that {folder.name} kept are not "
+            "complete: restore it from a copy, or run it again under another run.name."
+        )
     if not rounds:
         raise FedlensError(
             f"{folder.name} kept no client updates: run it with federated.keep_updates=1 or more."
@@ -53,6 +63,8 @@ def require_result(folder: RunFolder) -> Record:
         raise FedlensError(
             f"{folder.name} is not finished: finish it with `fedlens resume {folder.path}` first."
         )
+    if not isinstance(result.get("choice"), dict) or "parameters" not in result["choice"]:
+        raise FedlensError(f"{folder.path / 'result.json'} is damaged: it names no choice.")
     if "test" not in result:
         raise FedlensError(
             f"{folder.name} was not evaluated on the test split: run it with evaluate.test=true "

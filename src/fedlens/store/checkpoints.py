@@ -1,31 +1,31 @@
 """Checkpoints of a run, and its journals as they were at each checkpoint.
 
-A checkpoint is a folder: tensors in safetensors, the rest in JSON, with the hash of the tensors. It
-is written whole or not at all; a damaged one is noticed, and the one before it is used.
+A checkpoint is a folder: tensors in safetensors, the rest in JSON, and the hashes of these and of
+all other files that it refers to. It is written whole or not at all; if it or one of these files is
+damaged, that is noticed, and the checkpoint before it is used.
 """
 
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedlens.errors import FedlensError
-from fedlens.files import clear_partials, discard, read_json, replacing, sha256, write_json
-from fedlens.store.run_folder import JOURNALS, RunFolder
+from fedlens.files import clear_partials, discard, read_json, replacing, write_json
+from fedlens.store import hashes
+from fedlens.store.hashes import STATE, UNHASHED_SCHEMA, CheckpointHashes, Damaged, Hashes
+from fedlens.store.run_folder import CLOCK, JOURNALS, RunFolder
 
-SCHEMA = 1
-TENSORS, STATE = "tensors.safetensors", "state.json"
+SCHEMA = 2
+TENSORS = "tensors.safetensors"
 
 log = logging.getLogger(__name__)
-
-
-class Damaged(Exception):
-    """Why a checkpoint cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Checkpoint:
     name: str
     state: dict[str, Any]
     tensors: dict[str, torch.Tensor]
+    files: Hashes = field(default_factory=dict)  # of the run, that it refers to
 
 
 class Checkpoints:
@@ -51,11 +52,13 @@ class Checkpoints:
         *,
         score: float | None,
         best: str | None,
+        files: Hashes | None = None,
     ) -> None:
         """Writes a checkpoint, then removes older ones.
 
         `score` is the validation metric of these parameters (higher is better; None if they were
         not evaluated). `best` is the name of the best checkpoint so far, which may be this one.
+        `files` are the other files of the run that it depends on.
         """
         with replacing(self.folder / name) as temporary:
             temporary.mkdir()
@@ -65,10 +68,10 @@ class Checkpoints:
                 "schema": SCHEMA,
                 "score": score,
                 "best": best,
-                "tensors_sha256": sha256(temporary / TENSORS),
                 "state": dict(state),
             }
             write_json(temporary / STATE, content)
+            hashes.write(temporary, (TENSORS, STATE), files or {})
         self._prune()
 
     def load(self, name: str) -> Checkpoint:
@@ -87,19 +90,27 @@ class Checkpoints:
             ) from fault
 
     def latest(self) -> Checkpoint | None:
-        """The newest intact checkpoint whose best is intact too; damaged ones are removed."""
+        """The newest intact checkpoint whose best is intact too; damaged ones are removed.
+
+        The files of the run that it refers to are intact as well.
+        """
         if self.folder.exists():
             clear_partials(self.folder)
+        fell_back = False
         for name in reversed(self.names()):
             try:
                 checkpoint = self._read(name)
+                hashes.check(self.folder.parent, self._present(checkpoint.files))
                 best = self._header(name)["best"]
                 if best is not None and best != name:
                     self._read(best)
                 return checkpoint
             except Damaged as fault:
                 log.warning("checkpoint %s is damaged (%s): falling back", name, fault)
+                fell_back = True
                 discard(self.folder / name)
+        if fell_back:
+            log.warning("no checkpoint is intact: the run starts again from its beginning")
         return None
 
     def ranks(self, score: float) -> bool:
@@ -112,18 +123,31 @@ class Checkpoints:
         return [header["state"] for header in self._headers().values()]
 
     def names(self) -> list[str]:
-        return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{STATE}"))
+        return sorted(path.name for path in self.folder.glob("[!.]*") if path.is_dir())
 
     def _read(self, name: str) -> Checkpoint:
+        """Its own files, compared with their hashes."""
+        folder = self.folder / name
+        known = hashes.read(folder)
+        if known is not None:
+            hashes.check(folder, known.checkpoint)
         header = self._header(name)
-        tensors = self.folder / name / TENSORS
+        if known is None:  # of before, when the hash of the tensors was in the state
+            known = CheckpointHashes({TENSORS: {"sha256": header["tensors_sha256"]}}, {})
+            hashes.check(folder, known.checkpoint)
         try:
-            intact = sha256(tensors) == header["tensors_sha256"]
-        except OSError as error:
-            raise Damaged(str(error)) from error
-        if not intact:
-            raise Damaged(f"the hash of {TENSORS} differs")
-        return Checkpoint(name, header["state"], load_file(tensors))
+            return Checkpoint(name, header["state"], load_file(folder / TENSORS), known.run)
+        except (OSError, SafetensorError) as error:
+            raise Damaged(f"{TENSORS} is unreadable") from error
+
+    def _present(self, files: Hashes) -> Hashes:
+        """Without rounds of client updates that were removed since: a later round replaced them."""
+        updates, run = RunFolder(self.folder.parent).updates, self.folder.parent
+        return {
+            name: known
+            for name, known in files.items()
+            if updates not in (run / name).parents or (run / name).parent.exists()
+        }
 
     def _header(self, name: str) -> dict[str, Any]:
         try:
@@ -131,12 +155,13 @@ class Checkpoints:
             schema = header["schema"]
         except (FedlensError, KeyError, TypeError) as error:
             raise Damaged(f"{STATE} is unreadable") from error
-        if schema != SCHEMA:
+        if schema not in (SCHEMA, UNHASHED_SCHEMA):
             raise FedlensError(
                 f"Checkpoint {self.folder / name} has schema {schema}, not {SCHEMA}: "
                 "resume it with the fedlens version in its manifest.json."
             )
-        if not header.keys() >= {"score", "best", "tensors_sha256", "state"}:
+        hashed = {"tensors_sha256"} if schema == UNHASHED_SCHEMA else set()
+        if not header.keys() >= {"score", "best", "state", *hashed}:
             raise Damaged(f"{STATE} is incomplete")
         return header
 
@@ -162,8 +187,9 @@ class Checkpoints:
 class Journals:
     """Journals and checkpoints of one run, kept in step.
 
-    A checkpoint stores how long each journal was. Restoring cuts the journals to that length, so
-    what a killed session recorded after its last checkpoint is recorded once.
+    A checkpoint stores how long each journal was, and the hash of what it held. Restoring cuts the
+    journals to that length, so what a killed session recorded after its last checkpoint is recorded
+    once. The journal of the clock is not hashed: no result depends on it.
     """
 
     def __init__(self, folder: RunFolder, checkpoints: Checkpoints) -> None:
@@ -181,16 +207,28 @@ class Journals:
         *,
         score: float | None = None,
         best: str | None = None,
+        files: Hashes | None = None,
     ) -> None:
         """Writes a checkpoint; see `Checkpoints.save`."""
         lengths = {journal: self.folder.journal(journal).sync() for journal in JOURNALS}
         content = {**state, "journals": lengths}
-        self.checkpoints.save(name, tensors, content, score=score, best=best)
+        recorded = {
+            path.name: hashes.of_start(path, lengths[journal])
+            for journal in JOURNALS
+            for path in [self.folder.journal(journal).path]
+            if journal != CLOCK
+        }
+        all_files = {**(files or {}), **recorded}
+        self.checkpoints.save(name, tensors, content, score=score, best=best, files=all_files)
 
     def restore(self) -> Checkpoint | None:
         """The checkpoint to resume from, if there is one; the journals are cut to its lengths."""
         checkpoint = self.checkpoints.latest()
         lengths = checkpoint.state["journals"] if checkpoint else {}
         for journal in JOURNALS:
-            self.folder.journal(journal).rewind(lengths.get(journal, 0))
+            length = lengths.get(journal, 0)
+            if journal == CLOCK:
+                self.folder.journal(journal).rewind_or_clear(length)
+            else:
+                self.folder.journal(journal).rewind(length)
         return checkpoint

@@ -6,6 +6,7 @@ Of a client in a chain they are the global ones plus its own change since the cl
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from safetensors.torch import save_file
 from fedlens.errors import FedlensError
 from fedlens.files import clear_partials, discard, replacing
 from fedlens.params import Params
+from fedlens.store import hashes
+from fedlens.store.hashes import Damaged
 from fedlens.store.run_folder import kept_rounds
 
 START = "start.safetensors"
@@ -60,6 +63,20 @@ class KeptUpdates:
             metadata["chain"] = str(chain)
         _write(folder / f"client-{client:06d}.safetensors", parameters, metadata)
 
+    def files(self, done: int, known: Iterable[str] = ()) -> set[str]:
+        """The files of the rounds kept up to round `done`, by their paths in the run's folder.
+
+        `known` are those of an earlier checkpoint: one that is lost since is not forgotten.
+        """
+        run = self.folder.parent
+        listed = {path for path in (run / name for name in known) if self.folder in path.parents}
+        folders = [_round_folder(self.folder, number) for number in kept_rounds(self.folder)]
+        present = {path for folder in folders for path in folder.glob("[!.]*.safetensors")}
+        rounds = {path: _number(path.parent) for path in listed | present}
+        newest = max((number for number in rounds.values() if number <= done), default=0)
+        kept = range(newest - self.rounds + 1, newest + 1)
+        return {path.relative_to(run).as_posix() for path in rounds if rounds[path] in kept}
+
 
 @dataclass(frozen=True)
 class KeptRound:
@@ -88,20 +105,48 @@ class KeptRound:
 
 
 def read_round(folder: Path, number: int) -> KeptRound:
+    """A round below the run's folder of updates, compared with the hashes in its checkpoint."""
     path = _round_folder(folder, number)
+    _check(path, folder.parent)
     clients, examples, chain = {}, {}, {}
     start, _ = _read(path / START)
     for file in sorted(path.glob("client-*.safetensors")):
         client = int(file.stem.rpartition("-")[2])
         clients[client], metadata = _read(file)
-        examples[client] = int(metadata["examples"])
-        if "chain" in metadata:
-            chain[client] = int(metadata["chain"])
+        try:
+            examples[client] = int(metadata["examples"])
+            if "chain" in metadata:
+                chain[client] = int(metadata["chain"])
+        except (KeyError, ValueError) as error:
+            raise FedlensError(
+                f"{file} is damaged (no number of examples): this round's updates cannot be used."
+            ) from error
     return KeptRound(number, start, clients, examples, chain)
+
+
+def _check(path: Path, run: Path) -> None:
+    """Refuses a round whose files are not those that the newest checkpoint of its run lists."""
+    if (known := hashes.of_run(run)) is None:  # a run of before, or updates without a run
+        return
+    listed = {name: one for name, one in known.items() if (run / name).parent == path}
+    try:
+        hashes.check(run, listed)
+        for file in path.glob("*.safetensors"):
+            if file.relative_to(run).as_posix() not in listed:
+                raise Damaged(f"{file} is not in its checkpoint")
+    except Damaged as fault:
+        raise FedlensError(
+            f"The updates of round {_number(path)} of {run.name} cannot be used ({fault}): restore "
+            "the file from a copy, or run it again under another run.name."
+        ) from fault
 
 
 def _round_folder(folder: Path, number: int) -> Path:
     return folder / f"round-{number:06d}"
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
 
 
 def _write(path: Path, values: Params, metadata: dict[str, str] | None = None) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from fedlens.errors import FedlensError
 from fedlens.files import clear_partials
 from fedlens.store.archive import SUFFIX, pack
-from fedlens.store.run_folder import RunFolder, runs
+from fedlens.store.records import read_record
+from fedlens.store.run_folder import CLOCK, Journal, RunFolder, runs
 
 RECORDS = ("config.yaml", "*.json", "*.jsonl", "arithmetic/*/record.json")
 
@@ -33,7 +34,7 @@ def write_records(root: Path, archive: Path) -> Export:
     if not archive.name.endswith(SUFFIX) or archive.is_dir():
         raise FedlensError(f"{archive} is not a name of an archive: write NAME{SUFFIX}.")
     all_runs = runs(root)
-    finished = [run for run in all_runs if run.result is not None]
+    finished = [run for run in all_runs if _is_finished(run)]
     if not finished:
         raise FedlensError(f"There are no finished runs in {root}: name a folder that has some.")
     present = {run.name: run for run in runs(archive)} if archive.exists() else {}
@@ -53,12 +54,27 @@ def write_records(root: Path, archive: Path) -> Export:
     )
 
 
+def _is_finished(run: RunFolder) -> bool:
+    """Whether a run has a result; refuses one whose records are damaged."""
+    if run.result is None:
+        return False
+    with run.named_in_errors():
+        run.read_config()
+        for pattern in ("*.json", "arithmetic/*/record.json"):
+            for path in run.path.glob(pattern):
+                read_record(path)
+        for path in run.path.glob("*.jsonl"):
+            if path.stem != CLOCK:
+                Journal(path).read()
+    return True
+
+
 def _records(run: RunFolder) -> list[tuple[str, Path]]:
     return [
         (f"{run.name}/{path.relative_to(run.path).as_posix()}", path)
         for pattern in RECORDS
         for path in run.path.glob(pattern)
-        if path.stat().st_size  # else a journal without records
+        if path.is_file() and path.stat().st_size  # else a journal without records
     ]
 
 

@@ -53,6 +53,15 @@ def check_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> None:
             )
 
 
+def check_config(manifest: dict[str, Any], digest: str) -> None:
+    """Refuses another config than the run began with; older manifests do not have its hash."""
+    if manifest.get("config", digest) != digest:
+        raise FedlensError(
+            f"config.yaml of {manifest['name']} is not what the run began with (the hashes "
+            "differ): restore it from a copy, or start another run under another run.name."
+        )
+
+
 def check_plugins(manifest: dict[str, Any], used: dict[str, Any]) -> None:
     """Refuses rows from other files than the run began with, by their hashes."""
     before = manifest.get("plugins", {})

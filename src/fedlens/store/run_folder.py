@@ -7,7 +7,9 @@ plugins/ (copies of the files that its rows come from).
 """
 
 import json
+import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +19,26 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedlens.errors import FedlensError, suggest
-from fedlens.files import read_json, write_json
+from fedlens.files import TEMPORARY, discard, parse_json
 from fedlens.store.archive import extracted
+from fedlens.store.records import read_record, write_record
 
 # Durations go to timings.jsonl only: metrics.jsonl is the same, byte for byte, in a resumed run.
-JOURNALS = ("metrics", "test_curve", "timings")
+CLOCK = "timings"
+JOURNALS = ("metrics", "test_curve", CLOCK)
 TAIL = 2**16  # bytes at the end of a journal, enough for its last line
+MARKS = ("config.yaml", "result.json")  # a folder with one of them is a run, perhaps damaged
+ROUND = re.compile(r"round-(\d+)")
+# What code that reads a record may raise where a record does not have the shape that it expects.
+SHAPE_ERRORS = (
+    OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+class Unlockable(FedlensError):
+    """A run's folder cannot be written to, or has no room."""
 
 
 class Journal:
@@ -51,13 +67,26 @@ class Journal:
                 )
             stream.truncate(length)
 
+    def rewind_or_clear(self, length: int) -> None:
+        """The same for a journal that no result depends on: a damaged one is begun again."""
+        if self.path.is_dir():
+            discard(self.path)
+        try:
+            self.rewind(length)
+        except FedlensError:
+            log.warning("%s is damaged: it is begun again", self.path)
+            self.rewind(0)
+
     def read(self) -> list[dict[str, Any]]:
         """All complete lines; a last line without its end, left by a kill, is ignored."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
         try:
-            records = [json.loads(line) for line in lines]
+            lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+            records = [parse_json(line) for line in lines]
+        except OSError as error:
+            reason = error.strerror or error
+            raise FedlensError(f"{self.path} cannot be read ({reason}).") from error
         except ValueError as error:
             raise FedlensError(f"{self.path} has a line that is not JSON ({error}).") from error
         if not all(isinstance(record, dict) for record in records):
@@ -70,10 +99,10 @@ class Journal:
             with self.path.open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(0, size - TAIL))
-                record: dict[str, Any] = json.loads(stream.read().split(b"\n")[-2])
-            return record
+                record = parse_json(stream.read().split(b"\n")[-2].decode())
         except (OSError, IndexError, ValueError):
             return None
+        return record if isinstance(record, dict) else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +137,18 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        return self._json("result.json")
+        result = self._json("result.json")
+        if result == {}:
+            raise FedlensError(f"{self.path / 'result.json'} is damaged: it has no values.")
+        return result
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there and whole; resuming a run writes a damaged one again."""
+        try:
+            return self.result is not None
+        except FedlensError:
+            return False
 
     @property
     def manifest(self) -> dict[str, Any] | None:
@@ -142,7 +182,11 @@ class RunFolder:
     def position(self) -> int:
         """The number of epochs or rounds on record: the first value of the last metrics."""
         record = self.journal("metrics").last()
-        return int(next(iter(record.values()))) if record else 0
+        number = next(iter(record.values())) if record else 0
+        if type(number) is not int:
+            path = self.journal("metrics").path
+            raise FedlensError(f"{path} has a line without the number of its epoch or round.")
+        return number
 
     def kept_rounds(self) -> list[int]:
         """The rounds whose client updates are on disk."""
@@ -152,23 +196,36 @@ class RunFolder:
         return Journal(self.path / f"{name}.jsonl")
 
     def write(self, name: str, value: Mapping[str, Any], *, indent: int | None = 2) -> None:
-        write_json(self.path / f"{name}.json", value, indent=indent)
+        write_record(self.path / f"{name}.json", value, indent=indent)
 
     def clear_failure(self) -> None:
-        (self.path / "failure.json").unlink(missing_ok=True)
+        path = self.path / "failure.json"
+        discard(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """What a record of another shape raises becomes one sentence that names the run."""
+        try:
+            yield
+        except SHAPE_ERRORS as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise FedlensError(
+                f"{self.path} has damaged records ({reason}): restore them from a copy, or run it "
+                "again under another run.name."
+            ) from error
 
     def state(self) -> str:
         """finished | running | failed | interrupted"""
-        if (self.path / "result.json").exists():
+        if self.finished:
             return "finished"
         if (self.path / "run.lock").exists():
             try:
                 with self.lock(timeout=0):
                     pass
+            except Unlockable:  # a read-only folder, where no run can be under way
+                pass
             except FedlensError:
                 return "running"
-            except OSError:  # a read-only folder, where no run can be under way
-                pass
         return "failed" if self.failure else "interrupted"
 
     @contextmanager
@@ -182,6 +239,9 @@ class RunFolder:
             lock.acquire(timeout=timeout)
         except Timeout as error:
             raise FedlensError(f"{self.name} is being run by another process.") from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise Unlockable(f"{self.path / 'run.lock'} cannot be locked ({reason}).") from error
         try:
             yield
         finally:
@@ -189,24 +249,21 @@ class RunFolder:
 
     def _json(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
-        if not path.exists():
-            return None
-        value = read_json(path)
-        if not isinstance(value, dict):
-            raise FedlensError(f"{path} is not a record: it has no names of values.")
-        return value
+        return read_record(path) if path.exists() else None
 
 
 def runs(root: Path) -> list[RunFolder]:
     """Every run in a folder or an archive, in the order in which they were begun or resumed."""
-    folders = [RunFolder(path.parent) for path in _folder(root).glob("*/config.yaml")]
-    return sorted(folders, key=lambda run: (run.config.stat().st_mtime, run.name))
+    root = _folder(root)
+    names = {path.parent for file in MARKS for path in root.glob(f"*/{file}")}
+    folders = [RunFolder(path) for path in names if not path.name.startswith(TEMPORARY)]
+    return sorted(folders, key=lambda run: (_begun(run), run.name))
 
 
 def find_run(name: str, root: Path) -> RunFolder:
     """A run by its path, its name, or any part of its name that no other run of `root` has."""
     for path in (Path(name), _folder(root) / name):
-        if (path / "config.yaml").exists():
+        if _is_run(path):
             return RunFolder(path if path.name else path.resolve())
     names = {run.name: run for run in runs(root)}
     matches = [full for full in names if name in full]
@@ -221,7 +278,7 @@ def find_run(name: str, root: Path) -> RunFolder:
 
 def find_runs(path: Path, root: Path = Path("runs")) -> list[RunFolder]:
     """The run at `path`, all runs of a folder or an archive, or the run of that name in `root`."""
-    if not path.exists() or (path / "config.yaml").exists():
+    if not path.exists() or _is_run(path):
         return [find_run(str(path), root)]
     if not (folders := runs(path)):
         raise FedlensError(f"There are no runs in {path}: name runs, or a folder that has some.")
@@ -230,7 +287,18 @@ def find_runs(path: Path, root: Path = Path("runs")) -> list[RunFolder]:
 
 def kept_rounds(updates: Path) -> list[int]:
     """The rounds whose client updates are in a folder."""
-    return sorted(int(path.name.rpartition("-")[2]) for path in updates.glob("round-*"))
+    names = [ROUND.fullmatch(path.name) for path in updates.glob("round-*")]
+    return sorted(int(name[1]) for name in names if name)
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / file).exists() for file in MARKS)
+
+
+def _begun(run: RunFolder) -> float:
+    """When a run was begun or resumed, as far as its files say."""
+    path = run.config if run.config.exists() else run.path
+    return path.stat().st_mtime
 
 
 def _folder(root: Path) -> Path:

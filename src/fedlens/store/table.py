@@ -132,7 +132,8 @@ def load_metrics(path: str | Path) -> "pandas.DataFrame":
 def run_row(folder: RunFolder) -> Row:
     """What `load_runs` says of a run, without the keys of its config: a value for every column."""
     try:
-        return _checked(folder, {**_identity(folder), **_outcome(folder)})
+        with folder.named_in_errors():
+            return _checked(folder, {**_identity(folder), **_outcome(folder)})
     except FedlensError as error:
         return _unreadable(folder, error)
 

@@ -113,7 +113,7 @@ def unique_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    return [run for run in unique_runs(runs) if run.folder.result is None]
+    return [run for run in unique_runs(runs) if not run.folder.finished]
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def remaining_costs(cells: Sequence[Cell], machine: Machine) -> list[RunCost]:
 
 def _progress(run: PlannedRun) -> float:
     """The share of the run that is done."""
-    if run.folder.result is not None:
+    if run.folder.finished:
         return 1.0
     return min(1.0, run.folder.position() / run.units) if run.units else 0.0
 

@@ -187,7 +187,7 @@ def _submission(job: Job, executor: "submitit.AutoExecutor") -> Any:
 
 
 def _failure(job: Job, submission: Any, record: Path) -> str | None:
-    if job.folder.result is not None:
+    if job.folder.finished:
         return None
     if isinstance(submission, RunningElsewhere):
         return job.folder.failure or (

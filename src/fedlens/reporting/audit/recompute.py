@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from math import isclose
 
-from fedlens.files import read_json
 from fedlens.reporting.audit import consistency
 from fedlens.reporting.study import labels
 from fedlens.reporting.study.comparison import Comparison
 from fedlens.reporting.study.content import Check
 from fedlens.reporting.study.runs import Method, Run
 from fedlens.reporting.study.statistics import difference, estimate
+from fedlens.store.records import read_record
 
 
 def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Check:
@@ -56,7 +56,7 @@ def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Chec
 
 def _read_again(method: Method) -> dict[int, float]:
     """Seed → test accuracy, from the disk."""
-    results = {run.seed: read_json(run.folder.path / "result.json") for run in method.runs}
+    results = {run.seed: read_record(run.folder.path / "result.json") for run in method.runs}
     return {seed: 100 * result["test"]["top1"] for seed, result in results.items()}
 
 

@@ -19,7 +19,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 from fedlens.errors import FedlensError
-from fedlens.files import replacing
+from fedlens.files import clear_partials, replacing
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 240
@@ -99,6 +99,7 @@ def figure_format(path: Path) -> str:
 
 def save(figure: Figure, path: Path) -> None:
     form = figure_format(path)
+    clear_partials(path.parent, of=path.name)  # of a process that was killed while it drew
     with replacing(path) as temporary:
         render(figure, temporary, form)
 

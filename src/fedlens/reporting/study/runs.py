@@ -14,10 +14,10 @@ from typing import Any
 
 from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
-from fedlens.files import read_json
 from fedlens.registry import dataset
 from fedlens.reporting.study.statistics import Estimate, estimate
-from fedlens.store.run_folder import RunFolder, find_runs, runs
+from fedlens.store.records import read_record
+from fedlens.store.run_folder import SHAPE_ERRORS, RunFolder, find_runs, runs
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ class Run:
     @cached_property
     def masks(self) -> Record | None:
         path = self.folder.path / "masks.json"
-        return dict(read_json(path)) if path.exists() else None
+        return read_record(path) if path.exists() else None
 
     @cached_property
     def analyses(self) -> list[Record]:
         """Records of the analyses of the finished model, sorted by name."""
         paths = sorted((self.folder.path / "arithmetic").glob("*/record.json"))
-        return [dict(read_json(path)) for path in paths]
+        return [read_record(path) for path in paths]
 
     @cached_property
     def partition(self) -> Record | None:
@@ -273,7 +273,7 @@ def _read(folder: RunFolder, result: Record) -> Run:
         run = Run(folder, config, manifest or {}, result, metrics)
         _ = setting(run), run.test, run.seed, run.manifest["sessions"][0]
         return run
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, FedlensError) as error:
+    except SHAPE_ERRORS as error:
         raise FedlensError(
             f"{folder.path} is not a complete run ({str(error).rstrip('.')}): leave it out."
         ) from error

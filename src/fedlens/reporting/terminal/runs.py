@@ -22,8 +22,9 @@ def runs_table(folders: Iterable[RunFolder]) -> Table:
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for folder in folders:
         try:
-            table.add_row(*_row(folder))
-        except (FedlensError, KeyError, TypeError) as error:  # show the other runs all the same
+            with folder.named_in_errors():
+                table.add_row(*_row(folder))
+        except FedlensError as error:  # show the other runs all the same
             table.add_row(folder.name, "", "", Text(f"unreadable: {error}", style="red"))
     return table
 
