@@ -7,6 +7,7 @@ import torch
 
 import fedlens as fl
 from fedlens.config.compose import compose
+from fedlens.data.examples import ImageExamples
 from fedlens.experiments.loaded_run import load_run
 from fedlens.experiments.run import start
 from fedlens.runtime.stop import StopRequest
@@ -51,6 +52,21 @@ def test_every_partition_gives_the_same_head(runs: dict[str, RunFolder]) -> None
     even, one_class = (head(runs[name]) for name in ("even", "one_class"))
     assert even.shape[1] == 3 * 96  # the output and the means of two blocks
     torch.testing.assert_close(even, one_class, rtol=1e-4, atol=1e-5)
+
+
+def test_a_shallower_reading_is_the_beginning_of_a_deeper_one_that_is_cached(
+    runs: dict[str, RunFolder],
+) -> None:
+    """`shallow` read the features that `even` had cached; computed anew they are the same."""
+    experiment = load_run(runs["shallow"], StopRequest()).experiment
+    features = experiment.features
+    images = ImageExamples(
+        features.images, features.train_index, experiment.extractor.pipeline
+    ).batch(torch.arange(len(features.train_index)))
+    with torch.no_grad():
+        computed = experiment.backbone(images)
+    assert features.train.features.shape == computed.shape
+    torch.testing.assert_close(features.train.features, computed)
 
 
 def test_bytes_are_those_of_half_the_matrix(runs: dict[str, RunFolder]) -> None:

@@ -188,7 +188,10 @@ def suite(
     _print_results(runs, failed)
     if study:
         study.print_left_out(len(not_started))
-    out.print(f"Next: fedlens report {root} --out report", **PLAIN)
+    words = ["fedlens", "report", str(root), "--out", "report"]
+    if declared.contrasts:
+        words += ["--suite", shlex.join([name, *(overrides or [])])]
+    out.print(f"Next: {shlex.join(words)}", **PLAIN)
     if failed:
         raise FedlensError(f"{len(failed)} failed (see above); all other runs have finished.")
 

@@ -265,7 +265,8 @@ class Extractor:
         for one in (self.reading, *self.reading.deeper(self.backbone)):
             found = stored(len(images), {**key, **one.key})
             if found is not None:
-                return found[:, : backbones.width(self.backbone)].to(self.device)
+                own = found[:, : backbones.width(self.backbone)].contiguous()  # lets the rest go
+                return own.to(self.device)
         key |= self.reading.key
         examples = ImageExamples(images, None, self.pipeline)
         with progress_bar(f"features of the {split} images", self.stop) as progress:

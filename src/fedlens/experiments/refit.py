@@ -71,9 +71,8 @@ class HeadRefit:
         """Of all clients together: their sums add up to it."""
         total = None
         for index in in_order(len(examples), SPAN):
-            labels = examples.labels[index]
-            part = FeatureExamples(self._of(examples, index, report), labels)
-            one = Statistics.of(part.features, part.labels, self.experiment.classes)
+            features = self._of(examples, index, report)
+            one = Statistics.of(features, examples.labels[index], self.experiment.classes)
             total = one if total is None else total + one
         assert total is not None
         return total

@@ -95,9 +95,9 @@ def asked(answers: Sequence[Answer]) -> str:
     """The contrasts that the suite stated before its runs."""
     lines = [captions.asked(answers), ""]
     lines += _markdown(
-        ["question", "difference", "effect", "seeds"],
+        ["question", "cells", "difference", "effect", "seeds"],
         [
-            [f"{one.question}: {one.first}, minus {one.second}", contrast_value(one), _effect(one),
+            [one.question, f"{one.first} minus {one.second}", contrast_value(one), _effect(one),
              str(one.count)]
             for one in answers
         ],
