@@ -72,7 +72,7 @@ def test_worker_processes_receive_the_new_head(folder: RunFolder, tmp_path: Path
         (["train.trainable=head"], "federated.refit_head=2 is for a backbone that moves"),
         (["federated.clients=null"], "federated.refit_head=2 counts rounds"),
         (["engine=flower_simulation"], "federated.refit_head=2 needs clients in this process"),
-        (["federated.refit_head=0"], "federated.refit_head=0 must be at least 1"),
+        (["federated.refit_head=0"], "federated.refit_head=0 must be 1 or more"),
     ],
 )
 def test_where_nothing_can_be_solved_it_is_refused(

@@ -360,7 +360,7 @@ def test_jobs_are_submitted_so_many_at_a_time_and_those_on_record_are_watched(
     write_json(tmp_path / "4.json", {"job": "78", "arguments": []})  # over
     for job in jobs[:4]:
         job.folder.path.mkdir()
-        job.folder.write("result", {})
+        job.folder.write("result", {"units": 1})
     (tmp_path / "5.err").write_text("a line\nerror: it would not\nmore\n")
     (tmp_path / "4.err").write_text("error: it would not\n")
     found = {
@@ -412,7 +412,7 @@ def test_a_run_in_hand_is_waited_for_and_a_forgotten_job_is_submitted_again(
 
     def finish() -> None:
         assert appears(tmp_path / "forgotten.json")
-        jobs[0].folder.write("result", {})
+        jobs[0].folder.write("result", {"units": 1})
         for lock in held:
             lock.__exit__(None, None, None)
 

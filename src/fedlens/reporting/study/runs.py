@@ -271,7 +271,7 @@ def _read(folder: RunFolder, result: Record) -> Run:
         manifest, metrics = folder.manifest, folder.journal("metrics").read()
         _refuse_incomplete({"manifest": manifest, "result": result}, metrics)
         run = Run(folder, config, manifest or {}, result, metrics)
-        _ = setting(run), run.test, run.seed, run.manifest["sessions"][0]
+        _ = setting(run), identity(config), run.test, run.seed, run.manifest["sessions"][0]
         return run
     except SHAPE_ERRORS as error:
         raise FedlensError(

@@ -15,18 +15,21 @@ SHOWN = 20  # lines of a learning curve
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 
 
-def runs_table(folders: Iterable[RunFolder]) -> Table:
+def runs_table(folders: Iterable[RunFolder]) -> RenderableType:
+    """A line for each run; below them, the runs that cannot be read and why."""
     table = Table(box=None, pad_edge=False)
     for column in ("run", "data", "backbone", "state", "done", "validation", "test"):
         right = column in ("done", "validation", "test")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
+    unreadable = []
     for folder in folders:
         try:
             with folder.named_in_errors():
                 table.add_row(*_row(folder))
         except FedlensError as error:  # show the other runs all the same
-            table.add_row(folder.name, "", "", Text(f"unreadable: {error}", style="red"))
-    return table
+            line = f"{folder.name} is unreadable: {error}"
+            unreadable.append(Text(line, style="red", overflow="fold"))
+    return Group(*([table] if table.row_count else []), *unreadable)
 
 
 def _row(folder: RunFolder) -> list[RenderableType]:
