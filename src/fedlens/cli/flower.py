@@ -101,7 +101,9 @@ def superlink(
 ) -> None:
     """Start the SuperLink: it runs experiments of users in users/ with the nodes in keys/.
 
-    It accepts no others than the owners of the public keys there. Submitted runs are written to runs/ in the current folder, with the rows of its own plugins
+    It accepts no others than the owners of the public keys there.
+
+    Submitted runs are written to runs/ in the current folder, with the rows of its own plugins
     alone. Ctrl-C ends it.
     """
     from fedlens.federated.flower import require
@@ -136,7 +138,9 @@ def node(
     reconnect: Annotated[
         float, typer.Option(help="Seconds to wait for a SuperLink that is not reachable.")
     ] = 600.0,
-    device: Annotated[str, typer.Option(help="Where its clients train: auto, cpu, cuda:1.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Where its clients train: auto, cpu, cuda:1.")
+    ] = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of a client; default: those of torch.")
     ] = None,
@@ -145,7 +149,9 @@ def node(
 ) -> None:
     """Start a node with its own data; it handles messages one by one until Ctrl-C.
 
-    Device, threads and paths are its own: no server can set them. It loads the plugins of its own command line alone, and refuses a server whose experiment
+    Device, threads and paths are its own: no server can set them.
+
+    It loads the plugins of its own command line alone, and refuses a server whose experiment
     needs another one.
     """
     from fedlens.federated.flower import require

@@ -219,7 +219,7 @@ def from_plain(values: Mapping[str, Any], source: str) -> Config:
 
 def _read(given: str | dict[str, Any], source: str) -> Config:
     try:
-        content = OmegaConf.create(given)  # type: ignore[call-overload]
+        content = OmegaConf.create(given)
         if not isinstance(content, DictConfig) or "experiment" not in content:
             raise ValueError("it names no experiment.")
         stored = OmegaConf.merge(_schema(), content)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from fedlens.config import compose
+from fedlens.config.checks import DEVICES
 from fedlens.config.schema import Config
 from fedlens.data import shards
 from fedlens.errors import FedlensError
@@ -34,7 +35,6 @@ from fedlens.federated.flower.deployment.processes import (
 from fedlens.federated.flower.deployment.submission import Connection, follow, submit
 from fedlens.federated.flower.plain import printable
 from fedlens.plugins import only_loaded
-from fedlens.runtime.device import choose_device
 from fedlens.runtime.stop import StopRequest
 from fedlens.runtime.threads import available
 
@@ -122,7 +122,9 @@ def run_node(
     from fedlens.federated.flower.deployment.app_worker import serve
 
     shards.read_node(shard)  # refuses to start a node without its data
-    settings: dict[str, str | int] = {DEVICE: str(choose_device(device))}
+    if device.partition(":")[0] not in DEVICES:
+        raise FedlensError(f"--device {device} is unknown: use one of {', '.join(DEVICES)}.")
+    settings: dict[str, str | int] = {DEVICE: device}
     settings |= {} if threads is None else {THREADS: threads}
     start = partial(
         SuperNode,

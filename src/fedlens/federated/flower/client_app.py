@@ -54,7 +54,9 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         secure = RECORD_KEY_CONFIGS in message.content
-        handler = partial(_train, host_of=host_of, protection_of=protection_of, secure=secure)
+        handler: ClientAppCallable = partial(
+            _train, host_of=host_of, protection_of=protection_of, secure=secure
+        )
         if secure:  # inside the protocol a refusal withholds the update, outside it is the reply
             handler = secure_training(partial(_guarded, handler))
         return _guarded(handler, message, context)

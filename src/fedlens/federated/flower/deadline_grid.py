@@ -1,7 +1,7 @@
-"""Flower's HTTP grid with waits that end: no call outlasts a deadline, and no reply waits for another.
+"""Flower's HTTP grid with waits that end: no call outlasts a deadline, no reply waits for another.
 
 Flower pulls the replies of a round one after another, and waits up to two hours for a reply whose
-node was killed while it sent it. The replies behind it are lost, for a SuperLink delivers each once.
+node was killed while it sent it. A SuperLink delivers each reply once, so those behind it are lost.
 Here calls go through a thread of their own, incomplete replies are kept until the rest of them is
 there, and a reply that cannot be read concerns its own client alone.
 """

@@ -12,7 +12,9 @@ import sys
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -31,7 +33,10 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
 from fedlens.federated.flower.deployment.credentials import read_key
 
-USERS, OWNER = "users", "owner"  # in a federation's folder: public keys; the private key of this one
+USERS, OWNER = (
+    "users",
+    "owner",
+)  # in a federation's folder: public keys; the private key of this one
 PURPOSE = "fedlens-control-1"  # signed with the time: a signature for anything else is not valid
 VALID_S = 60.0  # before and after the time that was signed, for clocks differ
 CHARACTERS = 1024  # the most that a token has
@@ -43,9 +48,7 @@ class SignedRequests:
     def __init__(self, private_key: Path) -> None:
         self.key = read_key(private_key)
 
-    def intercept(
-        self, context: ProtobufRequestContext, call_next: ProtobufCall
-    ) -> httpx.Response:
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         context.request.headers["Authorization"] = f"Bearer {token(self.key, time.time())}"
         return call_next(context)
 
@@ -108,6 +111,7 @@ class RegisteredUsers(NoOpControlAuthnPlugin):
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
         """There is nothing to refresh: every request has a token of its own."""
+        del metadata
         return None, None
 
 
@@ -128,13 +132,12 @@ def _decoded(text: str) -> bytes:
 
 
 def main() -> None:
-    from flwr.superlink.cli import flower_superlink
-
+    flower: Any = import_module("flwr.superlink.cli.flower_superlink")
     program, users, *options = sys.argv
     sys.argv = [program, *options]
     # Flower's open-source edition has no option that names a plugin.
-    flower_superlink.load_control_authn_plugin = lambda: RegisteredUsers(Path(users))
-    flower_superlink.flower_superlink()
+    flower.load_control_authn_plugin = lambda: RegisteredUsers(Path(users))
+    flower.flower_superlink()
 
 
 if __name__ == "__main__":
