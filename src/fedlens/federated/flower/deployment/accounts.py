@@ -33,10 +33,8 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
 from fedlens.federated.flower.deployment.credentials import read_key
 
-USERS, OWNER = (
-    "users",
-    "owner",
-)  # in a federation's folder: public keys; the private key of this one
+USERS = "users"  # in a federation's folder: the public keys of its users
+OWNER = "owner"  # there: the private key of whoever works on this host
 PURPOSE = "fedlens-control-1"  # signed with the time: a signature for anything else is not valid
 VALID_S = 60.0  # before and after the time that was signed, for clocks differ
 CHARACTERS = 1024  # the most that a token has
