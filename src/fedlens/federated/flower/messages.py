@@ -99,13 +99,13 @@ def decode_task(content: RecordDict, like: Params) -> ClientTask:
     if CORRECTION in content:
         correction = decode_tensors(_arrays(content, CORRECTION), like)
     lr = _field(content, "lr")
-    if not isinstance(lr, float) or not 0 <= lr <= LARGEST_VALUE:
+    if type(lr) not in (int, float) or not 0 <= cast(float, lr) <= LARGEST_VALUE:
         raise InvalidMessage("its lr is not a finite number from 0 on")
     return ClientTask(
         round=decode_number(content, "round", most=MOST_ROUNDS),
         client=decode_number(content, "client", most=MOST_CLIENTS),
         steps=decode_number(content, "steps", least=1, most=MOST_STEPS),
-        lr=lr,
+        lr=cast(float, lr),
         examples=0,
         correction=correction,
     )
