@@ -117,7 +117,7 @@ def test_what_is_not_of_the_schema_is_refused(place: tuple[str, ...], value: Any
 
 
 def test_a_large_cache_cannot_be_asked_for() -> None:
-    read = read_client_part(changed(("train", "prefix_cache_gb"), 1e9), OWN)
+    read = read_client_part(changed(("train", "prefix_cache_gb"), 1e6), OWN)
     assert read.train.prefix_cache_gb == Config().train.prefix_cache_gb
     none = read_client_part(changed(("train", "prefix_cache_gb"), 0.0), OWN)
     assert none.train.prefix_cache_gb == 0

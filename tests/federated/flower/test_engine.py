@@ -13,6 +13,8 @@ from torch import nn
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+from flwr.common.secure_aggregation.secaggplus_constants import Stage as Step
 
 from fedlens.errors import FedlensError
 from fedlens.federated.flower import client_app, messages
@@ -20,9 +22,9 @@ from fedlens.federated.flower.differential_privacy import PrivacySettings
 from fedlens.federated.flower.engine import FlowerClients
 from fedlens.federated.flower.messages import ARRAYS, CONFIG
 from fedlens.federated.flower.roster import Roster
-from fedlens.federated.flower.secure_aggregation import SecureSettings, max_rounding_error
+from fedlens.federated.flower.secure_aggregation import BROKEN, SecureSettings, max_rounding_error
 from fedlens.federated.flower.setup import Setup
-from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, Stage
+from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, NoUpdates, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
@@ -154,6 +156,33 @@ def test_updates_of_secure_aggregation_are_the_mean_and_not_individual() -> None
         assert update.tally == Tally(0.1, 3, n)
         change = update.parameters["weight"] - START["weight"]
         assert (change - weighted).abs().max() <= bound
+
+
+def secagg_stage(message: Message) -> str | None:
+    config = message.content.config_records.get(RECORD_KEY_CONFIGS)
+    return None if config is None else str(config[Key.STAGE])
+
+
+@pytest.mark.parametrize("stage", Step.all())
+def test_a_node_that_breaks_secure_aggregation_costs_the_round_and_no_more(stage: str) -> None:
+    garbage = RecordDict({RECORD_KEY_CONFIGS: ConfigRecord({"public_key_1": 7, "parameters": []})})
+    broken = [True, False, True, True]  # rounds
+
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if node == 101 and secagg_stage(message) == stage and broken[0]:
+            return Message(garbage, reply_to=_received(reply))
+        return reply
+
+    engine = remote(secure=SecureSettings(max_update_value=0.1), spoil=spoil).engine("rounds")
+    lost = list(engine.updates(START, tasks()))
+    assert [update.fault for update in lost] == [BROKEN] * len(SIZES)
+    broken.pop(0)
+    assert not any(update.fault for update in engine.updates(START, tasks()))
+    broken.pop(0)
+    assert all(update.fault for update in engine.updates(START, tasks()))
+    broken.pop(0)
+    with pytest.raises(NoUpdates, match="did not follow the protocol"):  # the second in a row
+        list(engine.updates(START, tasks()))
 
 
 def test_a_host_that_requires_secure_aggregation_sends_nothing_else() -> None:

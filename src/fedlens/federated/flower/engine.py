@@ -76,7 +76,11 @@ class FlowerEngine:
 
 
 class SecureEngine:
-    """Sums the cohort's updates by secure aggregation; every update yielded is their mean."""
+    """Sums the cohort's updates by secure aggregation; every update yielded is their mean.
+
+    If nodes break the protocol or leave it, the sum is lost: all clients of the round are rejected,
+    and the next round starts from the same parameters. A second such round raises `NoUpdates`.
+    """
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class SecureEngine:
         self.extra = extra
         self.settings = settings
         self.losses = losses
+        self._last_was_lost = False
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         ready = {task.client: messages.query("ready", client=task.client) for task in tasks}
@@ -126,8 +131,13 @@ class SecureEngine:
             settings=self.settings,
         )
         missing = {present[node].client: reason for node, reason in result.missing.items()}
+        last_was_lost, self._last_was_lost = self._last_was_lost, result.lost
         if result.change is None:
-            raise NoUpdates(tasks, next(iter(missing.values())))
+            if last_was_lost or not result.lost:
+                raise NoUpdates(tasks, next(iter(missing.values())))
+            for task in tasks:
+                yield messages.failed_update(task, faults[task.client] or missing[task.client])
+            return
         mean = {
             name: (value.double() + result.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()

@@ -57,6 +57,10 @@ LEVELS = 2**22  # each value of an update is rounded to one of so many
 MODULUS = 2**32  # of the integer sums, which must not overflow
 MIN_CLIENTS, MAX_CLIENTS = 3, MODULUS // LEVELS - 1
 
+# Why a client whose own part was right is not in the sum: another one lost the round.
+BROKEN = "a node did not follow the protocol of secure aggregation"
+TOO_FEW = "too few clients stayed to remove the masks"
+
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +93,11 @@ class SecureResult:
     change: dict[str, torch.Tensor] | None  # Σ n_k (w_k − w) / Σ n_k in float64; None if it failed
     tallies: dict[int, Tally | None]  # of the nodes in the sum; None: it makes no sense
     missing: dict[int, str]  # why the other nodes are not in it
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is no sum although some nodes did their part."""
+        return self.change is None and not {BROKEN, TOO_FEW}.isdisjoint(self.missing.values())
 
 
 class UpdateWithheld(Exception):
@@ -162,16 +171,18 @@ def secure_round(
         raise
     except Exception as error:  # the protocol does not check what the nodes sent
         log.warning("secure aggregation failed in round %d: %s", round_, one_line(repr(error)))
-        broken = "a node did not follow the protocol of secure aggregation"
-        return SecureResult(None, {}, dict.fromkeys(contents, broken) | recording.missing)
+        return SecureResult(None, {}, dict.fromkeys(contents, BROKEN) | recording.missing)
     missing = {
-        node: recording.missing.get(node, "too few clients stayed to remove the masks")
+        node: recording.missing.get(node, TOO_FEW)
         for node in contents
         if node not in strategy.tallies
     }
+    sizes = [value.numel() for value in start.values()]
+    if strategy.total is not None and strategy.total.shape != (sum(sizes),):
+        return SecureResult(None, {}, dict.fromkeys(contents, BROKEN))
     if strategy.total is None:
         return SecureResult(None, {}, missing)
-    parts = torch.split(strategy.total, [value.numel() for value in start.values()])
+    parts = torch.split(strategy.total, sizes)
     change = {
         name: part.view(value.shape)
         for (name, value), part in zip(start.items(), parts, strict=True)
