@@ -26,12 +26,13 @@ from fedlens.experiments.flower import deployment
 from fedlens.experiments.local_data import write_shards
 from fedlens.experiments.run import start
 from fedlens.federated.flower.deployment.child_process import ChildProcess
-from fedlens.federated.flower.deployment.processes import SuperLink
+from fedlens.federated.flower.deployment.processes import SuperLink, registered_nodes
 from fedlens.store.run_folder import RunFolder
+from tests.federated.flower.links import quick_polls
 from tests.integration.conftest import TINY, facts
 
 EXPERIMENT = "quickstart_fedavg"
-DEADLINE = 12.0  # seconds, where a node fails: a round takes 5
+DEADLINE = 10.0  # seconds, where a node fails: a round takes 2
 SMALL = [
     *TINY,
     *("federated.clients=4", "federated.participation=1.0", "federated.local_steps=2"),
@@ -69,6 +70,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         folder = made.root / "federation"
         patch.setenv("FEDLENS_CACHE", str(made.root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
+        quick_polls(patch)
         write_shards(made.config(engine="flower", runs="flower"), folder, 2)
         made.children = stack.enter_context(
             deployment.local_federation(
@@ -116,6 +118,7 @@ def test_a_deployment_gives_the_bits_of_one_process_also_if_its_superlink_is_res
     monkeypatch.setattr(deployment, "LOST_AFTER_S", 3.0)
     link = federation.children["superlink"]
     assert isinstance(link, SuperLink)
+    ids = {one.name: one.node_id for one in registered_nodes(link.connection)}
     killer = after_rounds(config, 1, link.close)
     with pytest.raises(FedlensError, match="does not answer"):
         start(config)
@@ -125,6 +128,7 @@ def test_a_deployment_gives_the_bits_of_one_process_also_if_its_superlink_is_res
     federation.children["superlink"] = federation.stack.enter_context(
         deployment.superlink(folder, address=link.connection.address, insecure=False)
     )
+    assert {one.name: one.node_id for one in registered_nodes(link.connection)} == ids
     assert facts(start(config)) == expected
     sessions = (folder_of(config).manifest or {})["sessions"]
     assert len(sessions) == 2

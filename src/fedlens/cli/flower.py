@@ -237,8 +237,9 @@ def up(
                 print_finished(start(config))
                 return
             command = ["fedlens", "run", experiment, *words, *plugin_options(config)]
+            connected = "1 node is" if nodes == 1 else f"{nodes} nodes are"
             out.print(
-                f"{nodes} nodes are connected. In another terminal:\n\n    {shlex.join(command)}\n",
+                f"{connected} connected. In another terminal:\n\n    {shlex.join(command)}\n",
                 **PLAIN,
             )
             deployment.watch(children, stop, _print_line)

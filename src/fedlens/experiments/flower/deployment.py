@@ -219,7 +219,11 @@ def local_federation(
         for name in names:
             print_line(f"starting {name} …")
             children[name].wait_until(partial(_connected, children[name]), timeout=START_TIMEOUT_S)
-        yield children
+        try:
+            yield children
+        finally:
+            for name in names:  # they end at the same time; the SuperLink is closed after them
+                children[name].stop()
 
 
 def _connected(child: ChildProcess) -> bool:

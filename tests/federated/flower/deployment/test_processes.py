@@ -271,22 +271,6 @@ def test_an_invalid_address_is_rejected(tmp_path: Path, address: str) -> None:
         SuperLink(tmp_path, address=address)
 
 
-def test_a_restarted_superlink_keeps_its_nodes(tmp_path: Path) -> None:
-    make_node_key(tmp_path / "keys" / "node-0")
-    with SuperLink(tmp_path, address="127.0.0.1:0", insecure=True) as first:
-        first.wait_until_ready()
-        node_id = register(first.connection, tmp_path / "keys" / "node-0.pub")
-    assert eventually(lambda: alive(first.pid) == alive(first.executor.pid) == 0)
-    with SuperLink(tmp_path, address=first.connection.address, insecure=True) as again:
-        again.wait_until_ready()
-        assert [one.node_id for one in registered_nodes(again.connection)] == [node_id]
-        connection = Connection.read(tmp_path)
-        assert connection.insecure
-        with SuperNode(tmp_path, "any", connection=connection, shard=tmp_path) as node:
-            node.wait_until_ready()
-        assert eventually(lambda: alive(node.pid) == 0)
-
-
 def test_a_superlink_that_cannot_start_is_an_error_with_its_log(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates").server_key.write_text("nonsense")
     with (
