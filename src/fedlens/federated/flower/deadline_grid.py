@@ -24,7 +24,6 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
-    ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
 )
@@ -47,7 +46,8 @@ class _Arriving:
     metadata: Any  # as the SuperLink checked it: that of the message itself is the node's word
     objects: list[str]
     contents: dict[str, bytes] = field(default_factory=dict)
-    lost: bool = False  # a part will never come
+    size: int = 0  # bytes of `contents`
+    fault: str | None = None  # why it will never be complete
 
 
 class DeadlineGrid:
@@ -158,11 +158,7 @@ class DeadlineGrid:
         try:
             pull_objects(missing, lambda one: self._part(reply, one), max_tries_per_object=1)
         except ObjectPullError:
-            if not reply.lost:
-                return None
-        size = sum(map(len, reply.contents.values()))
-        if reply.lost or size > MOST_BYTES:
-            return self._error(reply, INCOMPLETE if reply.lost else TOO_LARGE)
+            return self._error(reply, reply.fault) if reply.fault else None
         identity = reply.metadata.message_id
         self.grid._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
@@ -187,12 +183,14 @@ class DeadlineGrid:
             self.grid._runtime_client.PullObject, self.grid.node, self.grid.run.run_id
         )
         try:
-            reply.contents[identity] = content = pull(identity)
-        except ObjectUnavailableError:  # not yet
+            content = pull(identity)
+            reply.size += len(content)
+            if reply.size > MOST_BYTES:
+                raise ObjectPullError(identity, TOO_LARGE)
+        except ObjectPullError:  # `ObjectUnavailableError`: not yet
+            reply.fault = TOO_LARGE if reply.size > MOST_BYTES else INCOMPLETE
             raise
-        except ObjectPullError:
-            reply.lost = True
-            raise
+        reply.contents[identity] = content
         return content
 
     def _error(self, reply: _Arriving, reason: str) -> Message:
