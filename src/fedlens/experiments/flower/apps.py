@@ -104,21 +104,28 @@ def main(grid: Grid, context: Context) -> None:
     """The experiment of the submitted config, with the nodes of this grid as its clients."""
     from fedlens.experiments.run import start
 
-    logging.getLogger("flwr").addFilter(_is_not_ours)
+    logging.getLogger("flwr").addFilter(_NotOurErrors())
     for path in filter(None, os.environ.get(SERVER_PLUGINS, "").split(os.pathsep)):
         load_plugin(Path(path))
     with only_loaded():  # whatever row the submitted config names
         config = compose.from_yaml(str(context.run_config["config"]), "The submitted config")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))  # whoever follows adds the time
+    handler.addFilter(lambda record: record.levelno < logging.ERROR)  # the run ends with it
     grid._retry_invoker.max_time = LOST_AFTER_S  # type: ignore[attr-defined]  # Flower never stops
     with logging_to(handler):
         start(config, grid=grid)
 
 
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Whether Flower may log it: an error of ours is a sentence, which the SuperLink passes on.
+class _NotOurErrors(logging.Filter):
+    """Lets Flower log all but an error of ours: that is a sentence, which the SuperLink passes on.
 
-    Flower would write the traceback before it.
+    Flower would write the traceback before it, and after it that the app ended.
     """
-    return record.exc_info is None or not isinstance(record.exc_info[1], FedlensError)
+
+    failed = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], FedlensError):
+            self.failed = True
+        return not (self.failed and record.levelno >= logging.ERROR)
