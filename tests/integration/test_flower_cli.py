@@ -120,6 +120,7 @@ def test_a_superlink_starts_with_the_written_data_and_keys(fedlens: Call, tmp_pa
         (["node", "node-0", "--superlink", ""], "'' is not an address"),
         (["node", "node-0", "--superlink", "x:99999"], "'x:99999' is not an address"),
         (["node", "../up"], "must be one plain folder name"),
+        (["node", "node-0", "--threads", "1000000"], "--threads 1000000 must be in [1, 1024]"),
         (["node", "node-0", "--reconnect", "nan"], "--reconnect nan must be in [0, 1e7]"),
         (["partition", "quickstart", *TINY], "no clients"),
         (["up", *SPLIT, "--nodes", "5"], "nodes=5 is more than the 4 clients"),

@@ -153,7 +153,10 @@ def node(
         str, typer.Option(help="Where its clients train: auto, cpu, cuda:1.")
     ] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of a client; default: those of torch.")
+        int | None,
+        typer.Option(
+            callback=within("[1, 1024]"), help="CPU threads of a client; default: those of torch."
+        ),
     ] = None,
     insecure: Insecure = False,
     _plugins: Plugins = None,

@@ -60,7 +60,7 @@ class Host:
         else:
             change = 0.01 * (task.client + 1)
             trained = {name: value + change for name, value in parameters.items()}
-        return ClientUpdate(task, trained, Tally(task.lr, task.steps, task.examples))
+        return ClientUpdate(task, trained, Tally(task.lr, 1, task.examples))
 
     def statistics(self, setup: Setup, client: int) -> Statistics:
         features = torch.full((SIZES[client], WIDTH), float(client + 1))
@@ -126,7 +126,7 @@ def test_remote_clients_implement_the_protocol() -> None:
 def test_updates_are_those_of_the_hosts(stage: Stage) -> None:
     updates = list(remote().engine(stage).updates(START, tasks()))
     assert [update.task for update in updates] == tasks()
-    assert [update.tally for update in updates] == [Tally(0.1, 3, n) for n in SIZES]
+    assert [update.tally for update in updates] == [Tally(0.1, 1, n) for n in SIZES]
     assert all(update.individual and update.fault is None for update in updates)
     for k, update in enumerate(updates):
         expected = {name: value + 0.01 * (k + 1) for name, value in START.items()}
@@ -153,7 +153,7 @@ def test_updates_of_secure_aggregation_are_the_mean_and_not_individual() -> None
     bound = max_rounding_error(settings, SIZES, max(SIZES)) + 1e-6  # of float32
     for update, n in zip(updates, SIZES, strict=True):
         assert not update.individual
-        assert update.tally == Tally(0.1, 3, n)
+        assert update.tally == Tally(0.1, 1, n)
         change = update.parameters["weight"] - START["weight"]
         assert (change - weighted).abs().max() <= bound
 

@@ -196,7 +196,7 @@ def test_a_correction_is_sent_with_the_parameters() -> None:
 @given(st.floats(-1e100, 1e100), st.integers(0, 8), st.integers(1, 2**53))
 @settings(max_examples=30)
 def test_an_update_round_trips_bit_for_bit(loss: float, correct: int, seen: int) -> None:
-    sent = replace(UPDATE, tally=Tally(loss, correct, seen))
+    sent = replace(UPDATE, tally=Tally(loss, min(correct, seen), seen))
     decoded = messages.decode_update(TASK, messages.encode_update(sent), START)
     assert decoded.task is TASK
     assert decoded.tally == sent.tally
@@ -346,6 +346,7 @@ INVALID_METRICS = {
     "a loss whose sums overflow": {"loss": 1.7e308, "correct": 0, "seen": 8},
     "more examples than there are": {"loss": 1.0, "correct": 0, "seen": 2**60},
     "a negative number of correct ones": {"loss": 1.0, "correct": -1, "seen": 8},
+    "more correct ones than examples": {"loss": 1.0, "correct": 9, "seen": 8},
     "half an example correct": {"loss": 1.0, "correct": 0.5, "seen": 8},
 }
 

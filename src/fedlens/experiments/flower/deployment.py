@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from fedlens.config import compose
-from fedlens.config.checks import DEVICES
+from fedlens.config.checks import check_device
 from fedlens.config.schema import Config
 from fedlens.data import shards
 from fedlens.errors import FedlensError
@@ -124,8 +124,7 @@ def run_node(
     from fedlens.federated.flower.deployment.app_worker import serve
 
     shards.read_node(shard)  # refuses to start a node without its data
-    if device.partition(":")[0] not in DEVICES:
-        raise FedlensError(f"--device {device} is unknown: use one of {', '.join(DEVICES)}.")
+    check_device("--device ", device)
     settings: dict[str, str | int] = {DEVICE: device}
     settings |= {} if threads is None else {THREADS: threads}
     start = partial(

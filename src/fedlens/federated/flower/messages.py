@@ -199,10 +199,12 @@ def checked_tally(metrics: Mapping[str, object] | None, *, diverged: bool = Fals
         raise InvalidMessage("its metrics are not finite")
     if type(loss) not in (int, float) or abs(loss) > LARGEST_VALUE:  # type: ignore[arg-type]
         raise InvalidMessage(f"its loss is not a number of at most {LARGEST_VALUE:g}")
-    if type(correct) is not int or type(seen) is not int or not 0 <= correct <= LARGEST:
+    if type(correct) is not int or type(seen) is not int:
         raise InvalidMessage("its numbers of examples are not integers")
     if not (0 if diverged else 1) <= seen <= LARGEST:
         raise InvalidMessage("it saw no example" if seen <= 0 else "it saw too many examples")
+    if not 0 <= correct <= seen:
+        raise InvalidMessage("it has more correct answers than examples, or fewer than none")
     return Tally(cast(float, loss), correct, seen)
 
 

@@ -23,7 +23,7 @@ class Refusal(StrEnum):
         "file with that hash."
     )
     CLIENT = "the client does not live on this node."
-    SECURE_ONLY = "This experiment sends updates by secure aggregation only."
+    SECURE_ONLY = "the experiment sends updates by secure aggregation only."
     TOO_LARGE = (
         "its update has a value above max_update_value: raise privacy.max_update_value, "
         "or lower the learning rate."
