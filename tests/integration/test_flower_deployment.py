@@ -7,9 +7,10 @@ clients.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,9 +102,15 @@ def after_rounds(config: Config, rounds: int, do: Callable[[], None]) -> Future[
         )
         do()
 
-    pool = ThreadPoolExecutor(1)
-    promise = pool.submit(wait)
-    pool.shutdown(wait=False)
+    promise: Future[None] = Future()
+
+    def keep_promise() -> None:
+        try:
+            promise.set_result(wait())
+        except BaseException as error:
+            promise.set_exception(error)
+
+    threading.Thread(target=keep_promise, daemon=True).start()  # a failed test does not wait for it
     return promise
 
 
