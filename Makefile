@@ -34,8 +34,9 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$(UV)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	@# Compile once here, even if the user tells Python not to: otherwise every process compiles torch's Python again.
+	@# Compile once here, even if the user tells Python not to: otherwise every process compiles torch's and Flower's Python again.
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import fedlens.notebook, fedlens.experiments.run, fedlens.reporting.report'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import fedlens.experiments.flower.apps, flwr.simulation, flwr.supercore.cli, flwr.superlink.cli, flwr.supernode.cli, ray'
 	@touch $@
 
 test: $(READY) ## Set up, then run the whole test suite.

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -78,6 +78,20 @@ def _os_reason(error: OSError | SafetensorError) -> str | None:
         return error.strerror or str(error)
     number = OS_ERROR.search(str(error))
     return os.strerror(int(number[1])) if number else None
+
+
+def private_log(path: Path) -> BinaryIO:
+    """Opens a file to append to, which only its owner can read; an existing one becomes so."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.fchmod(handle, 0o600)
+    return os.fdopen(handle, "ab")
+
+
+def make_private(folder: Path) -> None:
+    """Lets only the owner read a folder and all that is in it."""
+    folder.chmod(0o700)
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def discard(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import fedlens as fl
 from fedlens.config.compose import compose
 from fedlens.config.identity import identity, run_name
+from fedlens.config.schema import Config
 from fedlens.data.images import Dataset, Images
 from fedlens.data.shards import read_node, read_server
 from fedlens.errors import FedlensError
@@ -167,18 +168,24 @@ def test_the_files_name_is_part_of_the_run_and_its_place_is_not(tmp_path: Path) 
 def test_nodes_are_sent_names_and_simulated_clients_paths(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra fedlens[flower] is not installed")
     from fedlens.config.compose import from_yaml
-    from fedlens.experiments.flower.setup import encode_setup
+    from fedlens.experiments.flower.setup import NodeSettings, encode_setup, read_client_part
+
+    def as_node(text: str) -> Config:
+        return read_client_part(text, NodeSettings())
+
+    def as_simulated(text: str) -> Config:
+        return from_yaml(text, "what was sent")
 
     given = ["partition=file", f"partition.file={tmp_path / 'split.json'}"]
-    for engine, root, file in (
-        ("flower", "photos", "split.json"),
-        ("flower_simulation", str(tmp_path / "photos"), str(tmp_path / "split.json")),
+    for engine, read, root, file in (
+        ("flower", as_node, "photos", "split.json"),
+        ("flower_simulation", as_simulated, str(tmp_path / "photos"), str(tmp_path / "split.json")),
     ):
         config = configured(tmp_path / "photos", *given, f"engine={engine}")
-        sent = from_yaml(encode_setup(config, None).config, "what was sent")
+        sent = read(encode_setup(config, None).config)
         assert (sent.data.root, sent.partition.file) == (root, file)
     central = compose("quickstart_fedavg", ["data.root=/mine", "engine=flower"])
-    assert from_yaml(encode_setup(central, None).config, "what was sent").data.root is None
+    assert as_node(encode_setup(central, None).config).data.root is None
 
 
 def test_shards_follow(tmp_path: Path) -> None:

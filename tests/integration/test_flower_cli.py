@@ -18,7 +18,7 @@ from tests.integration.conftest import TINY, Call
 
 SPLIT = ["quickstart_fedavg", *TINY, "federated.clients=4"]
 FEDLENS = str(Path(sys.executable).with_name("fedlens"))
-TIMEOUT_S = 120.0  # several processes import torch
+TIMEOUT_S = 300.0  # several processes import torch, on a machine that may be busy
 
 
 def processes_of(folder: Path) -> set[int]:
@@ -72,18 +72,16 @@ def assert_ends_with_all_its_children(
 
 def test_up_starts_a_federation_prints_its_logs_and_ends_all_processes(tmp_path: Path) -> None:
     folder = tmp_path / "federation"
-    words = [*SPLIT, "--nodes", "2", "--address", "127.0.0.1:0", "--federation", str(folder)]
+    words = [*SPLIT, "--nodes", "1", "--address", "127.0.0.1:0", "--federation", str(folder)]
     with started("flower", "up", *words, at=tmp_path) as (process, output):
-        wait_until(
-            lambda: "2 nodes are connected" in output() or process.poll() is not None, output
-        )
+        wait_until(lambda: "1 node is connected" in output() or process.poll() is not None, output)
         assert "fedlens run quickstart_fedavg" in output()  # the command for another terminal
-        for name in ("superlink", "node-0", "node-1"):
+        for name in ("superlink", "node-0"):
             wait_until(
                 lambda name=name: re.search(rf"^\[{name}\] \S", output(), re.MULTILINE), output
             )
-        # Itself, the SuperLink and its executor, two nodes and their SuperNodes.
-        assert_ends_with_all_its_children(process, folder, output, fewest=7)
+        # Itself, the SuperLink and its executor, the node and its SuperNode.
+        assert_ends_with_all_its_children(process, folder, output, fewest=5)
     assert not (tmp_path / "runs").exists()
 
 
@@ -122,6 +120,7 @@ def test_a_superlink_starts_with_the_written_data_and_keys(fedlens: Call, tmp_pa
         (["node", "node-0", "--superlink", ""], "'' is not an address"),
         (["node", "node-0", "--superlink", "x:99999"], "'x:99999' is not an address"),
         (["node", "../up"], "must be one plain folder name"),
+        (["node", "node-0", "--threads", "1000000"], "--threads 1000000 must be in [1, 1024]"),
         (["node", "node-0", "--reconnect", "nan"], "--reconnect nan must be in [0, 1e7]"),
         (["partition", "quickstart", *TINY], "no clients"),
         (["up", *SPLIT, "--nodes", "5"], "nodes=5 is more than the 4 clients"),

@@ -102,7 +102,7 @@ def test_a_run_whose_updates_are_all_too_large_ends_and_says_so(privately: Any) 
     [
         (["privacy.name=central"], "privacy goes through Flower"),
         (["privacy.name=secret"], "privacy.name=secret is unknown"),
-        (["engine=flower", "privacy.name=local", "privacy.epsilon=2"], "between 0 and 1"),
+        (["engine=flower", "privacy.name=local", "privacy.epsilon=2"], "must be in (0, 1)"),
         (
             ["engine=flower", "privacy.secure=true", "algorithm.aggregator=median"],
             "need a mean of updates",

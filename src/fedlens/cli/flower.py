@@ -82,7 +82,9 @@ def keys(
         ),
     ] = False,
 ) -> None:
-    """Make certificates for the SuperLink and a key for each node, for development.
+    """Make certificates for the SuperLink, a key for each node and one to submit runs with.
+
+    These are for development.
 
     In production, use certificates of your own authority and let each node make its own key.
     """
@@ -104,7 +106,9 @@ def superlink(
     insecure: Insecure = False,
     plugins: Plugins = None,
 ) -> None:
-    """Start the SuperLink: it accepts nodes whose public keys are in keys/, and runs experiments.
+    """Start the SuperLink: it runs experiments of users in users/ with the nodes in keys/.
+
+    It accepts no others than the owners of the public keys there.
 
     Submitted runs are written to runs/ in the current folder, with the rows of its own plugins
     alone. Ctrl-C ends it.
@@ -145,10 +149,21 @@ def node(
             help="Seconds to wait for a SuperLink that is not reachable.",
         ),
     ] = 600.0,
+    device: Annotated[
+        str, typer.Option(help="Where its clients train: auto, cpu, cuda:1.")
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            callback=within("[1, 1024]"), help="CPU threads of a client; default: those of torch."
+        ),
+    ] = None,
     insecure: Insecure = False,
     _plugins: Plugins = None,
 ) -> None:
     """Start a node with its own data; it handles messages one by one until Ctrl-C.
+
+    Device, threads and paths are its own: no server can set them.
 
     It loads the plugins of its own command line alone, and refuses a server whose experiment
     needs another one.
@@ -167,7 +182,14 @@ def node(
     )
     with listening() as stop:
         deployment.run_node(
-            folder, name, connection, stop, shard=shard or folder / name, reconnect=reconnect
+            folder,
+            name,
+            connection,
+            stop,
+            shard=shard or folder / name,
+            reconnect=reconnect,
+            device=device,
+            threads=threads,
         )
 
 
@@ -209,6 +231,7 @@ def up(
             insecure=insecure,
             print_line=_print_line,
             plugins=plugins or [],
+            threads=config.engine.threads_per_client,
         ) as children:
             if run:
                 from fedlens.cli.runs import print_finished
@@ -217,8 +240,9 @@ def up(
                 print_finished(start(config))
                 return
             command = ["fedlens", "run", experiment, *words, *plugin_options(config)]
+            connected = "1 node is" if nodes == 1 else f"{nodes} nodes are"
             out.print(
-                f"{nodes} nodes are connected. In another terminal:\n\n    {shlex.join(command)}\n",
+                f"{connected} connected. In another terminal:\n\n    {shlex.join(command)}\n",
                 **PLAIN,
             )
             deployment.watch(children, stop, _print_line)

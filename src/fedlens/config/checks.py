@@ -46,6 +46,13 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 FEWEST_SECURE, MOST_SECURE = 3, 1023  # clients whose updates secure aggregation can add
 
 
+def check_device(key: str, device: str) -> None:
+    """Refuses what is not the name of a device; `key` is what comes before it."""
+    kind = re.sub(r"^cuda:\d+$", "cuda", device)
+    if kind not in DEVICES:
+        raise FedlensError(f"{key}{shown(device)} is unknown: {suggest(kind, DEVICES)}")
+
+
 def check(config: Config) -> None:
     """Refuses what cannot be run, in one sentence that names the key."""
     for section, value_of, parameter in _plain_keys():
@@ -66,10 +73,10 @@ def check(config: Config) -> None:
         ("sparse.voting", config.sparse.voting or VOTES[0], VOTES),
         ("algorithm.proximal_to", config.algorithm.proximal_to, PROXIMAL_TO),
         ("privacy.name", config.privacy.name, ("none", "central", "local")),
-        ("device", re.sub(r"^cuda:\d+$", "cuda", config.device), DEVICES),
     ]:
         if value not in options:
             raise FedlensError(f"{key}={shown(value)} is unknown: {suggest(value, options)}")
+    check_device("device=", config.device)
     for name in config.federated.diagnostics:
         if diagnostic.get(name) is None:
             options = suggest(name, diagnostic.names)

@@ -215,9 +215,21 @@ def _at(tree: Any, key: str) -> Any:
 
 def from_yaml(text: str, source: str) -> Config:
     """The inverse of `to_yaml`; `source` says in errors where the text is from."""
+    return _read(text, source)
+
+
+def from_plain(values: Mapping[str, Any], source: str) -> Config:
+    """The config of these values, which must not contain interpolations; defaults for the rest."""
+    if interpolated := [key for key, value in leaves(values) if "${" in str(value)]:
+        raise FedlensError(f"{source} has an interpolation in {interpolated[0]}: write its value.")
+    return _read(dict(values), source)
+
+
+def _read(given: str | dict[str, Any], source: str) -> Config:
     try:
-        yaml_reader.check(text, "its text")
-        content = OmegaConf.create(text)
+        if isinstance(given, str):
+            yaml_reader.check(given, "its text")
+        content = OmegaConf.create(given)
         if not isinstance(content, DictConfig) or "experiment" not in content:
             raise ValueError("it names no experiment.")
         stored = OmegaConf.merge(_schema(), content)

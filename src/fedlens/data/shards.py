@@ -7,6 +7,7 @@ the class counts of all clients. Each shard.json has its files' checksums and on
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -130,6 +131,9 @@ def write(
         check()
         files.clear_partials(folder, of=path.name)
         _write(path, wanted[path])
+    for path in wanted:
+        with suppress(PermissionError):  # of another user, who may read it
+            files.make_private(path)
     return bool(missing)
 
 
@@ -171,7 +175,7 @@ def _write(folder: Path, made: _Folder) -> None:
     """Writes shard.json last; the folder gets its name once all of it is on the disk."""
     sums = {}
     with files.replacing(folder) as temporary:
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)
         for name, (images, index) in made.content.items():
             data = save({"pixels": images.pixels[index], "labels": images.labels[index]})
             (temporary / name).write_bytes(data)

@@ -38,6 +38,10 @@ WRAPPERS = ("state_dict", "model", "teacher")
 PREFIXES = ("module.", "backbone.")
 
 
+class WrongWeights(FedlensError):
+    """A file does not have the hash that was asked for."""
+
+
 @dataclass(frozen=True)
 class LoadedWeights:
     """The weights file of a run, for its records."""
@@ -84,7 +88,7 @@ def load(
     except OSError as error:
         raise FedlensError(f"{path} cannot be opened ({error.strerror}).") from error
     if expected_sha256 is not None and sha256 != expected_sha256.lower():
-        raise FedlensError(
+        raise WrongWeights(
             f"{path} has sha256 {sha256}, not {expected_sha256}: use the file with that hash, or "
             "change backbone.sha256."
         )

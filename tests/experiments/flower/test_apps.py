@@ -8,17 +8,19 @@ from fedlens.errors import FedlensError
 from fedlens.experiments.flower import apps
 
 
-@pytest.mark.parametrize(("error", "logged"), [(FedlensError("No."), 0), (ValueError("No."), 1)])
-def test_flower_logs_no_traceback_of_an_error_that_is_a_sentence(
+@pytest.mark.parametrize(("error", "logged"), [(FedlensError("No."), 0), (ValueError("No."), 2)])
+def test_flower_logs_nothing_about_an_error_that_is_a_sentence(
     error: Exception, logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As flwr's `run_serverapp` logs what a ServerApp raised."""
-    logger = logging.getLogger("flwr")
-    logger.addFilter(apps._is_not_ours)
+    """As flwr's `run_serverapp` logs what a ServerApp raised, and that it ends."""
+    logger, ours = logging.getLogger("flwr"), apps._NotOurErrors()
+    logger.addFilter(ours)
     try:
-        logger.log(logging.ERROR, "%s raised an exception", "ServerApp", exc_info=error)
-        logger.log(logging.ERROR, "something else")
+        logger.error("an error before it")
+        logger.error("%s raised an exception", "ServerApp", exc_info=error)
+        logger.error("Exit Code: 201")
+        logger.warning("something else")
     finally:
-        logger.removeFilter(apps._is_not_ours)
-    assert len([one for one in caplog.records if one.exc_info]) == logged
-    assert caplog.messages[-1] == "something else"
+        logger.removeFilter(ours)
+    assert len(caplog.messages) == 2 + logged
+    assert (caplog.messages[0], caplog.messages[-1]) == ("an error before it", "something else")

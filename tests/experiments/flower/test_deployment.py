@@ -105,3 +105,27 @@ def test_a_secure_run_needs_a_node_for_every_client(
             open_session(config, StopRequest(), grid),
         ):
             pass
+
+
+def test_shards_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
+    config = secure_config(tmp_path)
+    write_shards(config, tmp_path, 2)
+    (tmp_path / "node-0").chmod(0o755)  # as an earlier version left it
+    write_shards(config, tmp_path, 2)
+    for name in ("server", "node-0", "node-1"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o700
+        assert all(one.stat().st_mode & 0o777 == 0o600 for one in (tmp_path / name).iterdir())
+
+
+def test_a_device_that_does_not_exist_is_refused_before_a_node_starts(tmp_path: Path) -> None:
+    write_shards(secure_config(tmp_path), tmp_path, 1)
+    with pytest.raises(FedlensError, match="--device toaster is unknown"):
+        deployment.run_node(
+            tmp_path,
+            "node-0",
+            Connection("127.0.0.1:1", insecure=True),
+            StopRequest(),
+            shard=tmp_path / "node-0",
+            reconnect=1.0,
+            device="toaster",
+        )

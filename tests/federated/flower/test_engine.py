@@ -13,6 +13,8 @@ from torch import nn
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlens[flower]'")
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+from flwr.common.secure_aggregation.secaggplus_constants import Stage as Step
 
 from fedlens.errors import FedlensError
 from fedlens.federated.flower import client_app, messages
@@ -20,9 +22,9 @@ from fedlens.federated.flower.differential_privacy import PrivacySettings
 from fedlens.federated.flower.engine import FlowerClients
 from fedlens.federated.flower.messages import ARRAYS, CONFIG
 from fedlens.federated.flower.roster import Roster
-from fedlens.federated.flower.secure_aggregation import SecureSettings, max_rounding_error
+from fedlens.federated.flower.secure_aggregation import BROKEN, SecureSettings, max_rounding_error
 from fedlens.federated.flower.setup import Setup
-from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, Stage
+from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, NoUpdates, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.sparse.fisher import Sensitivity
@@ -58,7 +60,7 @@ class Host:
         else:
             change = 0.01 * (task.client + 1)
             trained = {name: value + change for name, value in parameters.items()}
-        return ClientUpdate(task, trained, Tally(task.lr, task.steps, task.examples))
+        return ClientUpdate(task, trained, Tally(task.lr, 1, task.examples))
 
     def statistics(self, setup: Setup, client: int) -> Statistics:
         features = torch.full((SIZES[client], WIDTH), float(client + 1))
@@ -124,7 +126,7 @@ def test_remote_clients_implement_the_protocol() -> None:
 def test_updates_are_those_of_the_hosts(stage: Stage) -> None:
     updates = list(remote().engine(stage).updates(START, tasks()))
     assert [update.task for update in updates] == tasks()
-    assert [update.tally for update in updates] == [Tally(0.1, 3, n) for n in SIZES]
+    assert [update.tally for update in updates] == [Tally(0.1, 1, n) for n in SIZES]
     assert all(update.individual and update.fault is None for update in updates)
     for k, update in enumerate(updates):
         expected = {name: value + 0.01 * (k + 1) for name, value in START.items()}
@@ -151,9 +153,36 @@ def test_updates_of_secure_aggregation_are_the_mean_and_not_individual() -> None
     bound = max_rounding_error(settings, SIZES, max(SIZES)) + 1e-6  # of float32
     for update, n in zip(updates, SIZES, strict=True):
         assert not update.individual
-        assert update.tally == Tally(0.1, 3, n)
+        assert update.tally == Tally(0.1, 1, n)
         change = update.parameters["weight"] - START["weight"]
         assert (change - weighted).abs().max() <= bound
+
+
+def secagg_stage(message: Message) -> str | None:
+    config = message.content.config_records.get(RECORD_KEY_CONFIGS)
+    return None if config is None else str(config[Key.STAGE])
+
+
+@pytest.mark.parametrize("stage", Step.all())
+def test_a_node_that_breaks_secure_aggregation_costs_the_round_and_no_more(stage: str) -> None:
+    garbage = RecordDict({RECORD_KEY_CONFIGS: ConfigRecord({"public_key_1": 7, "parameters": []})})
+    broken = [True, False, True, True]  # rounds
+
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if node == 101 and secagg_stage(message) == stage and broken[0]:
+            return Message(garbage, reply_to=_received(reply))
+        return reply
+
+    engine = remote(secure=SecureSettings(max_update_value=0.1), spoil=spoil).engine("rounds")
+    lost = list(engine.updates(START, tasks()))
+    assert [update.fault for update in lost] == [BROKEN] * len(SIZES)
+    broken.pop(0)
+    assert not any(update.fault for update in engine.updates(START, tasks()))
+    broken.pop(0)
+    assert all(update.fault for update in engine.updates(START, tasks()))
+    broken.pop(0)
+    with pytest.raises(NoUpdates, match="did not follow the protocol"):  # the second in a row
+        list(engine.updates(START, tasks()))
 
 
 def test_a_host_that_requires_secure_aggregation_sends_nothing_else() -> None:

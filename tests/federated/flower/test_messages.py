@@ -1,8 +1,10 @@
 """Messages decode to what was encoded, bit for bit; damaged messages give a clear error."""
 
 import io
+import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedlens.federated.flower import messages
+from fedlens.federated.flower import messages, plain
 from fedlens.federated.flower.messages import (
     ARRAYS,
     CONFIG,
@@ -191,10 +193,10 @@ def test_a_correction_is_sent_with_the_parameters() -> None:
     assert all(torch.equal(parameters[name], value) for name, value in START.items())
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 8), st.integers(1, 2**53))
+@given(st.floats(-1e100, 1e100), st.integers(0, 8), st.integers(1, 2**53))
 @settings(max_examples=30)
 def test_an_update_round_trips_bit_for_bit(loss: float, correct: int, seen: int) -> None:
-    sent = replace(UPDATE, tally=Tally(loss, correct, seen))
+    sent = replace(UPDATE, tally=Tally(loss, min(correct, seen), seen))
     decoded = messages.decode_update(TASK, messages.encode_update(sent), START)
     assert decoded.task is TASK
     assert decoded.tally == sent.tally
@@ -227,6 +229,90 @@ def test_a_reply_may_contain_only_a_fault() -> None:
     assert messages.decode_fault(messages.encode_update(UPDATE)) is None
 
 
+@given(st.text(max_size=2000))
+@settings(max_examples=100)
+def test_a_fault_is_shown_as_one_line_without_control_characters(text: str) -> None:
+    fault = messages.decode_fault(messages.encode_fault(text))
+    assert fault is not None
+    assert 0 < len(fault) <= plain.SHOWN
+    assert fault.isprintable()
+
+
+Value = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.lists(st.floats(), max_size=3),
+)
+Hostile = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("loss", "correct", "seen", "num-examples", "other"), Value)
+)
+
+
+@given(st.lists(Hostile, min_size=1, max_size=4))
+@settings(max_examples=200)
+def test_whatever_clients_report_the_sum_of_what_is_accepted_can_be_recorded(
+    reports: list[dict[str, Any]],
+) -> None:
+    total, losses = Tally(), []
+    for metrics in reports:
+        content = messages.encode_update(UPDATE)
+        content[METRICS] = MetricRecord(metrics)
+        update = messages.decode_update(TASK, content, START)
+        if update.fault is None:
+            assert update.tally is not None
+            total += update.tally
+            losses.append(update.tally.loss / update.tally.seen)
+    if total.seen:
+        json.dumps([losses, total.metrics()], allow_nan=False)
+
+
+Json = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+)
+
+
+@given(
+    st.one_of(
+        Json.map(json.dumps),
+        st.fixed_dictionaries({"clients": Json, "identity": Json}).map(json.dumps),
+        st.text(),
+    )
+)
+@settings(max_examples=200)
+def test_any_introduction_is_read_or_rejected(text: str) -> None:
+    content = RecordDict({CONFIG: ConfigRecord({"introduction": text})})
+    try:
+        clients, _ = messages.decode_introduction(content)
+    except InvalidMessage:
+        return
+    assert all(type(client) is int and client >= 0 for client in clients)
+    assert len(set(clients)) == len(clients)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["stage", "round", "client", "steps", "lr", "other"]),
+        st.one_of(Value, st.text(max_size=9), st.booleans(), st.binary(max_size=9)),
+    )
+)
+@settings(max_examples=200)
+def test_any_task_is_read_within_its_limits_or_rejected(config: dict[str, Any]) -> None:
+    content = messages.encode_task(TASK, "rounds", messages.encode_tensors(START), config)
+    try:
+        stage, task = messages.decode_stage(content), messages.decode_task(content, START)
+    except InvalidMessage:
+        return
+    assert stage in ("head", "rounds")
+    assert type(task.round) is type(task.client) is type(task.steps) is int
+    assert task.round >= 0
+    assert task.client >= 0
+    assert 1 <= task.steps <= messages.MOST_STEPS
+    assert math.isfinite(task.lr)
+
+
 INCOMPLETE = {
     "nothing at all": RecordDict(),
     "no metrics": RecordDict({ARRAYS: messages.encode_tensors(START)}),
@@ -256,6 +342,12 @@ INVALID_METRICS = {
     "a negative number of examples": {"loss": 0.0, "correct": 0, "seen": -8},
     "an infinite number of examples": {"loss": 1.0, "correct": 1, "seen": math.inf},
     "examples that are not a number": {"loss": 1.0, "correct": 1, "seen": math.nan},
+    "less than an example": {"loss": 1e10, "correct": 0, "seen": 5e-324},
+    "a loss whose sums overflow": {"loss": 1.7e308, "correct": 0, "seen": 8},
+    "more examples than there are": {"loss": 1.0, "correct": 0, "seen": 2**60},
+    "a negative number of correct ones": {"loss": 1.0, "correct": -1, "seen": 8},
+    "more correct ones than examples": {"loss": 1.0, "correct": 9, "seen": 8},
+    "half an example correct": {"loss": 1.0, "correct": 0.5, "seen": 8},
 }
 
 
@@ -284,6 +376,12 @@ INVALID_INTRODUCTIONS = {
     "no clients": messages.encode_introduction({"identity": None}),
     "clients that are text": messages.encode_introduction({"clients": ["a"], "identity": None}),
     "clients that are a number": messages.encode_introduction({"clients": 3, "identity": None}),
+    "an infinite client": messages.encode_introduction({"clients": [math.inf], "identity": None}),
+    "a negative client": messages.encode_introduction({"clients": [-1], "identity": None}),
+    "half a client": messages.encode_introduction({"clients": [0.5], "identity": None}),
+    "a client that is true": messages.encode_introduction({"clients": [True], "identity": None}),
+    "deep nesting": RecordDict({CONFIG: ConfigRecord({"introduction": "[" * 200_000})}),
+    "bytes": RecordDict({CONFIG: ConfigRecord({"introduction": b"{}"})}),
 }
 
 

@@ -92,7 +92,7 @@ def flower(
     grid: "Grid | None",
     *,
     threads_per_client: Annotated[
-        int | None, Range("[1, 1024]"), "null: as many as each node has"
+        int | None, Range("[1, 1024]"), "of nodes by `fedlens flower up`; others have --threads"
     ] = None,
     vectorise: Annotated[
         bool, "train heads on cached features by batched products (equal up to rounding)"
@@ -105,8 +105,11 @@ def flower(
     """Clients on Flower nodes of their own, see `fedlens flower --help`; needs fedlens[flower]."""
     del threads_per_client, vectorise, federation  # of the nodes, and of whoever submits the run
     assert grid is not None
+    from fedlens.federated.flower.deadline_grid import within_deadline
+
     shard = _server_shard(config)
-    roster = _roster(config, grid, identity(shard), deadline, stop.check)
+    bounded = within_deadline(grid, deadline, stop.check)
+    roster = _roster(config, bounded, identity(shard), deadline, stop.check)
     yield ClientSession(of_server(config, shard), partial(_clients, config, roster, deadline))
 
 

@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from fedlens.config import compose
+from fedlens.config.checks import check_device
 from fedlens.config.schema import Config
 from fedlens.data import shards
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower.clients import SERVER_PLUGINS, SERVER_SHARD
+from fedlens.federated.flower.deployment.accounts import OWNER, USERS
 from fedlens.federated.flower.deployment.child_process import ANSI_COLOURS, ChildProcess
 from fedlens.federated.flower.deployment.credentials import (
     Certificates,
@@ -28,10 +30,11 @@ from fedlens.federated.flower.deployment.processes import (
     NODE_REFUSED,
     SuperLink,
     SuperNode,
+    accept_only,
     check_address,
-    register,
 )
 from fedlens.federated.flower.deployment.submission import Connection, follow, submit
+from fedlens.federated.flower.plain import printable
 from fedlens.plugins import only_loaded
 from fedlens.runtime.stop import StopRequest
 from fedlens.runtime.threads import available
@@ -49,8 +52,9 @@ log = logging.getLogger(__name__)
 def credentials(
     folder: Path, nodes: int, hosts: Sequence[str] = (), *, renew: bool = False
 ) -> None:
-    """Certificates for the SuperLink on `hosts`, and a key for every node; for development."""
+    """Certificates for the SuperLink on `hosts`, a key for every node and one for the user."""
     make_certificates(folder / "certificates", hosts, renew=renew)
+    make_node_key(folder / USERS / OWNER)
     for number in range(nodes):
         make_node_key(folder / "keys" / shards.node_name(number))
 
@@ -74,8 +78,8 @@ def superlink(
     }
     with SuperLink(folder, address=address, insecure=insecure, environment=environment) as link:
         link.wait_until_ready(timeout=START_TIMEOUT_S)
-        for key in [] if insecure else sorted((folder / "keys").glob("*.pub")):
-            register(link.connection, key)
+        if not insecure:
+            accept_only(link.connection, sorted((folder / "keys").glob("*.pub")))
         yield link
 
 
@@ -109,14 +113,28 @@ def run_node(
     *,
     shard: Path,
     reconnect: float,
+    device: str = "auto",
+    threads: int | None = None,
 ) -> None:
-    """A node, until `stop`: the SuperNode is a child, its clients' work is done here."""
-    from fedlens.experiments.flower.apps import client
+    """A node, until `stop`: the SuperNode is a child, its clients' work is done here.
+
+    They train on `device` with so many threads, whatever a server says.
+    """
+    from fedlens.experiments.flower.apps import DEVICE, THREADS, client
     from fedlens.federated.flower.deployment.app_worker import serve
 
     shards.read_node(shard)  # refuses to start a node without its data
+    check_device("--device ", device)
+    settings: dict[str, str | int] = {DEVICE: device}
+    settings |= {} if threads is None else {THREADS: threads}
     start = partial(
-        SuperNode, folder, name, connection=connection, shard=shard, reconnect=reconnect
+        SuperNode,
+        folder,
+        name,
+        connection=connection,
+        shard=shard,
+        reconnect=reconnect,
+        settings=settings,
     )
     log.info("%s connects to the SuperLink at %s", name, connection.address)
     with _accepted(start, stop, max(START_TIMEOUT_S, reconnect)) as supernode:
@@ -167,11 +185,12 @@ def local_federation(
     print_line: Callable[[str], None],
     through: Callable[[str], str] = lambda address: address,
     plugins: Sequence[Path] = (),
+    threads: int | None = None,
 ) -> Iterator[dict[str, ChildProcess]]:
     """SuperLink and nodes as children of this process; all of them are gone afterwards.
 
     Nodes connect to the address that `through` makes of the SuperLink's, and share the cores
-    unless OMP_NUM_THREADS is set. All of them load `plugins`.
+    unless `threads` or OMP_NUM_THREADS is set. All of them load `plugins`.
     """
     if not insecure:
         credentials(folder, nodes)
@@ -185,20 +204,25 @@ def local_federation(
         options = ["--federation", str(folder), "--superlink", through(link.connection.address)]
         options += ["--insecure"] if insecure else []
         options += [word for path in plugins for word in ("--plugin", str(path))]
-        threads = {"OMP_NUM_THREADS": str(max(1, available() // nodes))}
+        options += [] if threads is None else ["--threads", str(threads)]
+        shared = {"OMP_NUM_THREADS": str(max(1, available() // nodes))}
         names = [shards.node_name(number) for number in range(nodes)]
         for name in names:
             child = ChildProcess(
                 f"The node {name}",
                 [*command, name, *options],
                 log=folder / "logs" / f"{name}-work.log",
-                environment={**threads, **os.environ},
+                environment={**shared, **os.environ},
             )
             children[name] = stack.enter_context(child)
         for name in names:
             print_line(f"starting {name} …")
             children[name].wait_until(partial(_connected, children[name]), timeout=START_TIMEOUT_S)
-        yield children
+        try:
+            yield children
+        finally:
+            for name in names:  # they end at the same time; the SuperLink is closed after them
+                children[name].stop()
 
 
 def _connected(child: ChildProcess) -> bool:
@@ -215,7 +239,7 @@ def watch(
         for name, child in children.items():
             lines = child.output().splitlines()
             for line in lines[read[name] :]:
-                print_line(f"[{name}] {line}")
+                print_line(f"[{name}] {printable(line)}")
             read[name] = len(lines)
             if name not in gone and (code := child.exit_code()) is not None:
                 gone.add(name)
@@ -234,7 +258,7 @@ def submit_run(config: Config, stop: StopRequest, print_line: Callable[[str], No
         client_ref="fedlens.experiments.flower.apps:client",
         server_ref="fedlens.experiments.flower.apps:server",
     )
-    plain = lambda line: print_line(ANSI_COLOURS.sub("", line))  # noqa: E731
+    plain = lambda line: print_line(printable(ANSI_COLOURS.sub("", line)))  # noqa: E731
     ended = follow(submitted, print_line=plain, check=stop.check, timeout=LOST_AFTER_S)
     if ended.status != "completed":
         why = ended.detail.removeprefix("ServerApp failed with exception: ")

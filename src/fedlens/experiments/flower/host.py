@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from fedlens import params
-from fedlens.config import compose
 from fedlens.config.schema import Config
-from fedlens.errors import FedlensError
 from fedlens.experiments import settings
 from fedlens.experiments.build import build
 from fedlens.experiments.clients import experiment_host, shards
@@ -21,6 +19,7 @@ from fedlens.experiments.flower.setup import decode_head, decode_masks
 from fedlens.experiments.head import BIAS, WEIGHT
 from fedlens.experiments.local_data import LocalData
 from fedlens.federated.client import trainable_parameters
+from fedlens.federated.flower.refusals import Refusal, Refused
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
 from fedlens.models.classifier import carried
@@ -61,6 +60,7 @@ class HostSession:
         torch.set_num_threads(self.threads)  # it decides the last bits, and sessions may differ
         if setup.digest == self.setup:
             return self
+        self.setup = None  # until all of it is loaded: a setup that is refused leaves a mixture
         experiment = self.experiment
         experiment.model.head = self.head
         with torch.no_grad():
@@ -69,7 +69,7 @@ class HostSession:
                 value.copy_(before)
                 value.requires_grad_(trained)
         params.assign(dict(experiment.model.named_buffers()), self.initial_buffers)
-        if (head := decode_head(setup)) is not None:
+        if (head := decode_head(setup, experiment.classes)) is not None:
             experiment.with_head(head, {})
         self.masks = decode_masks(setup, dict(experiment.model.named_parameters()))
         if self.masks:
@@ -81,7 +81,7 @@ class HostSession:
 
     def check_client(self, client: int) -> None:
         if not 0 <= client < len(self.partition) or not len(self.partition.shard(client)):
-            raise FedlensError(f"Client {client} does not live on this node.")
+            raise Refused(Refusal.CLIENT, f"client {client}")
 
     def layout(self, stage: str) -> Params:
         model = self.experiment.model
@@ -143,10 +143,6 @@ class FlowerHost:
         session = self.session(setup).load(setup)
         session.check_client(client)
         return session
-
-
-def read_config(setup: Setup) -> Config:
-    return compose.from_yaml(setup.config, "The setup the server sent")
 
 
 def _on(device: torch.device, tensors: Params) -> Params:

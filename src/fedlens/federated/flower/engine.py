@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlens.errors import FedlensError
 from fedlens.federated.flower import messages
-from fedlens.federated.flower.messages import ARRAYS, CONFIG, InvalidMessage
+from fedlens.federated.flower.messages import ARRAYS, InvalidMessage
 from fedlens.federated.flower.roster import NoReply, Reply, Roster
 from fedlens.federated.flower.secure_aggregation import MIN_CLIENTS, SecureSettings, secure_round
 from fedlens.federated.flower.setup import Setup
@@ -76,7 +76,11 @@ class FlowerEngine:
 
 
 class SecureEngine:
-    """Sums the cohort's updates by secure aggregation; every update yielded is their mean."""
+    """Sums the cohort's updates by secure aggregation; every update yielded is their mean.
+
+    If nodes break the protocol or leave it, the sum is lost: all clients of the round are rejected,
+    and the next round starts from the same parameters. A second such round raises `NoUpdates`.
+    """
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class SecureEngine:
         self.extra = extra
         self.settings = settings
         self.losses = losses
+        self._last_was_lost = False
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         ready = {task.client: messages.query("ready", client=task.client) for task in tasks}
@@ -126,8 +131,13 @@ class SecureEngine:
             settings=self.settings,
         )
         missing = {present[node].client: reason for node, reason in result.missing.items()}
+        last_was_lost, self._last_was_lost = self._last_was_lost, result.lost
         if result.change is None:
-            raise NoUpdates(tasks, next(iter(missing.values())))
+            if last_was_lost or not result.lost:
+                raise NoUpdates(tasks, next(iter(missing.values())))
+            for task in tasks:
+                yield messages.failed_update(task, faults[task.client] or missing[task.client])
+            return
         mean = {
             name: (value.double() + result.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()
@@ -262,26 +272,31 @@ def _raise_if_worker_died(reason: str) -> None:
 
 def _tensors(client: int, reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:
     try:
-        tensors = messages.decode_tensors(reply.array_records[ARRAYS], like)
-    except (InvalidMessage, KeyError) as fault:
+        tensors = messages.decode_parameters(reply, like)
+    except InvalidMessage as fault:
         raise FedlensError(
             f"Client {client} sent an invalid reply ({fault}): check its node."
         ) from fault
-    if any(value.is_floating_point() and not value.isfinite().all() for value in tensors.values()):
+    numbers = [value for value in tensors.values() if value.is_floating_point() and value.numel()]
+    if not all(value.isfinite().all() for value in numbers):
         raise FedlensError(f"Client {client} sent values that are not finite: check its node.")
+    if any(value.abs().max() > messages.LARGEST_VALUE for value in numbers):
+        raise FedlensError(
+            f"Client {client} sent values above {messages.LARGEST_VALUE:g}, whose sums may not be "
+            "finite: check its node."
+        )
     return tensors
 
 
 def _count(client: int, reply: RecordDict) -> int:
     """The number of examples that a client's scores are summed over."""
-    config = reply.config_records.get(CONFIG)
-    count = None if config is None else config.get("count")
-    if not isinstance(count, int) or count < 1:
+    try:
+        return messages.decode_number(reply, "count", least=1)
+    except InvalidMessage as fault:
         raise FedlensError(
             f"Client {client} sent an invalid reply (scores without a number of examples): check "
             "its node."
-        )
-    return count
+        ) from fault
 
 
 def _is_permutation(order: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from fedlens.errors import FedlensError
 from fedlens.federated.flower import messages
 from fedlens.federated.flower.grid import GuardedGrid
 from fedlens.federated.flower.messages import CONFIG, UNPREPARED, InvalidMessage
+from fedlens.federated.flower.plain import one_line
 from fedlens.federated.flower.setup import Setup
 
 POLL_S = 0.1  # between two checks for replies
@@ -257,7 +258,8 @@ class Roster:
 
 
 def _reason(error: Error) -> str:
-    return f"its node failed ({error.reason})" if error.reason else "its node failed"
+    reason = one_line(error.reason or "")
+    return f"its node failed ({reason})" if reason else "its node failed"
 
 
 def _is_unprepared(reply: Reply) -> bool:

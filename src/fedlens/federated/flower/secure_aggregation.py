@@ -3,6 +3,7 @@
 SecAgg+ (Bell et al., 2020, https://eprint.iacr.org/2020/704) as implemented by Flower.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -38,13 +39,29 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 
 from fedlens.errors import FedlensError
-from fedlens.federated.flower.messages import ARRAYS, METRICS, VALUES, decode_fault
+from fedlens.federated.flower.messages import (
+    ARRAYS,
+    METRICS,
+    VALUES,
+    InvalidMessage,
+    checked_tally,
+    decode_fault,
+)
+from fedlens.federated.flower.plain import one_line
+from fedlens.federated.flower.refusals import Refusal
 from fedlens.params import Params
+from fedlens.runtime.stop import Interrupted
 from fedlens.training.step import Tally
 
 LEVELS = 2**22  # each value of an update is rounded to one of so many
 MODULUS = 2**32  # of the integer sums, which must not overflow
 MIN_CLIENTS, MAX_CLIENTS = 3, MODULUS // LEVELS - 1
+
+# Why a client whose own part was right is not in the sum: another one lost the round.
+BROKEN = "a node did not follow the protocol of secure aggregation"
+TOO_FEW = "too few clients stayed to remove the masks"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,8 +91,13 @@ class SecureResult:
     """What the server learns in a round; keys are node ids."""
 
     change: dict[str, torch.Tensor] | None  # Σ n_k (w_k − w) / Σ n_k in float64; None if it failed
-    tallies: dict[int, Tally]  # of the nodes in the sum
+    tallies: dict[int, Tally | None]  # of the nodes in the sum; None: it makes no sense
     missing: dict[int, str]  # why the other nodes are not in it
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is no sum although some nodes did their part."""
+        return self.change is None and not {BROKEN, TOO_FEW}.isdisjoint(self.missing.values())
 
 
 class UpdateWithheld(Exception):
@@ -143,15 +165,24 @@ def secure_round(
     context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=strategy)
     context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round_})
     context.state[MAIN_PARAMS_RECORD] = ArrayRecord()
-    _Workflow(contents, max_weight, settings)(cast(Grid, recording), context)
+    try:
+        _Workflow(contents, max_weight, settings)(cast(Grid, recording), context)
+    except (FedlensError, Interrupted):
+        raise
+    except Exception as error:  # the protocol does not check what the nodes sent
+        log.warning("secure aggregation failed in round %d: %s", round_, one_line(repr(error)))
+        return SecureResult(None, {}, dict.fromkeys(contents, BROKEN) | recording.missing)
     missing = {
-        node: recording.missing.get(node, "too few clients stayed to remove the masks")
+        node: recording.missing.get(node, TOO_FEW)
         for node in contents
         if node not in strategy.tallies
     }
+    sizes = [value.numel() for value in start.values()]
+    if strategy.total is not None and strategy.total.shape != (sum(sizes),):
+        return SecureResult(None, {}, dict.fromkeys(contents, BROKEN))
     if strategy.total is None:
         return SecureResult(None, {}, missing)
-    parts = torch.split(strategy.total, [value.numel() for value in start.values()])
+    parts = torch.split(strategy.total, sizes)
     change = {
         name: part.view(value.shape)
         for (name, value), part in zip(start.items(), parts, strict=True)
@@ -186,15 +217,13 @@ def _checked_update(reply: Message, start: np.ndarray, max_value: float) -> np.n
     if fault := decode_fault(reply.content):
         raise UpdateWithheld(fault)
     if ARRAYS not in reply.content:
-        raise UpdateWithheld("its node does not have the setup")
+        raise UpdateWithheld(Refusal.UNPREPARED)
     update = reply.content.array_records[ARRAYS][VALUES].numpy().astype(np.float64) - start
     largest = np.abs(update).max()
     if not np.isfinite(largest):
-        raise UpdateWithheld("its update holds values that are not finite")
+        raise UpdateWithheld(Refusal.NOT_FINITE)
     if largest > max_value:
-        raise UpdateWithheld(
-            f"its update has a value of {largest:.3g}, above max_update_value={max_value:g}"
-        )
+        raise UpdateWithheld(Refusal.TOO_LARGE)
     return cast(np.ndarray, update)
 
 
@@ -238,7 +267,7 @@ class _Strategy(FedAvg):
     def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
         super().__init__()
         self.proxies: list[ClientProxy] = [GridClientProxy(node, grid, 0) for node in nodes]
-        self.tallies: dict[int, Tally] = {}
+        self.tallies: dict[int, Tally | None] = {}
         self.total: torch.Tensor | None = None
 
     def configure_fit(
@@ -254,13 +283,17 @@ class _Strategy(FedAvg):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         del server_round, failures
-        self.tallies = {
-            proxy.node_id: Tally(**cast(dict[str, int], result.metrics))
-            for proxy, result in results
-        }
+        self.tallies = {proxy.node_id: _tally(result.metrics) for proxy, result in results}
         (total,) = parameters_to_ndarrays(results[0][1].parameters)  # the same in all of them
         self.total = torch.from_numpy(total)
         return None, {}
+
+
+def _tally(metrics: Mapping[str, Scalar]) -> Tally | None:
+    try:
+        return checked_tally(metrics)
+    except InvalidMessage:
+        return None
 
 
 class _RecordingGrid:
@@ -280,7 +313,7 @@ class _RecordingGrid:
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
             if reply.has_error():
-                self.missing[reply.metadata.src_node_id] = str(reply.error.reason)
+                self.missing[reply.metadata.src_node_id] = one_line(reply.error.reason)
         late = nodes - {reply.metadata.src_node_id for reply in replies}
         self.missing |= dict.fromkeys(late, f"no answer came within {timeout:g} s")
         return replies

@@ -29,16 +29,17 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedlens.errors import FedlensError
-from fedlens.federated.flower.deployment import child_process
+from fedlens.federated.flower.deployment import child_process, submission
 from fedlens.federated.flower.deployment.child_process import ChildProcess
 from fedlens.federated.flower.deployment.credentials import make_certificates, make_node_key
 from fedlens.federated.flower.deployment.processes import (
     SuperLink,
     SuperNode,
+    accept_only,
     register,
     registered_nodes,
 )
-from fedlens.federated.flower.deployment.submission import Connection
+from fedlens.federated.flower.deployment.submission import Connection, SubmittedRun
 
 pytestmark = pytest.mark.slow
 
@@ -154,6 +155,54 @@ def test_a_node_cannot_register_itself(folder: Path, link: SuperLink) -> None:
         client.RegisterNode(request)
 
 
+def test_a_stranger_with_the_certificate_alone_is_refused_everything(
+    folder: Path, link: SuperLink, tmp_path: Path
+) -> None:
+    """With ca.crt and no registered key: no list of nodes, no key registered, no app submitted."""
+    before = status(link)
+    make_node_key(tmp_path / "owner")
+    strangers = [
+        replace(link.connection, user_key=None),
+        replace(link.connection, user_key=tmp_path / "owner"),
+        replace(link.connection, user_key=folder / "keys" / "node-0"),  # a node is no user
+    ]
+    references = {"client_ref": "os:system", "server_ref": "os:system"}
+    for stranger in strangers:
+        for call in (
+            lambda one=stranger: registered_nodes(one),
+            lambda one=stranger: register(one, tmp_path / "owner.pub"),
+            lambda one=stranger: submission.submit(one, settings={"a": 1}, **references),
+            lambda one=stranger: submission.stop(SubmittedRun(one, 1)),
+        ):
+            with pytest.raises(FedlensError, match="does not accept this user"):
+                call()
+    trusting = ssl.create_default_context(cafile=link.connection.root_certificates)
+    for method in ("list-runs", "start-run", "stream-logs", "list-nodes", "x"):
+        url = f"https://{link.connection.address}/v1/control/{method}"
+        for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic eDp4"}):
+            answer = httpx.post(url, verify=trusting, headers=headers, content=b"")
+            assert answer.status_code in (401, 404)
+    assert status(link) == before
+
+
+def test_a_node_whose_key_was_removed_is_removed_too(
+    folder: Path, link: SuperLink, tmp_path: Path
+) -> None:
+    make_node_key(tmp_path / "leaving")
+    keys = [folder / "keys" / "node-0.pub", tmp_path / "leaving.pub"]
+    accept_only(link.connection, keys)
+    assert status(link)["leaving"] == "registered"
+    accept_only(link.connection, keys[:1])
+    assert status(link).get("leaving", "unregistered") == "unregistered"
+    assert "node-0" in status(link)
+
+
+def test_logs_and_keys_are_private(folder: Path, link: SuperLink) -> None:
+    assert link.log.stat().st_mode & 0o777 == link.executor.log.stat().st_mode & 0o777 == 0o600
+    assert link.log.parent.stat().st_mode & 0o777 == 0o700
+    assert (folder / "users" / "owner").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_node_without_tls_is_refused(folder: Path, link: SuperLink) -> None:
     plain = Connection(link.connection.address, insecure=True)
     node = SuperNode(folder, "plain", connection=plain, shard=folder, reconnect=1.0)
@@ -220,22 +269,6 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, link: 
 def test_an_invalid_address_is_rejected(tmp_path: Path, address: str) -> None:
     with pytest.raises(FedlensError, match="not an address"):
         SuperLink(tmp_path, address=address)
-
-
-def test_a_restarted_superlink_keeps_its_nodes(tmp_path: Path) -> None:
-    make_node_key(tmp_path / "keys" / "node-0")
-    with SuperLink(tmp_path, address="127.0.0.1:0", insecure=True) as first:
-        first.wait_until_ready()
-        node_id = register(first.connection, tmp_path / "keys" / "node-0.pub")
-    assert eventually(lambda: alive(first.pid) == alive(first.executor.pid) == 0)
-    with SuperLink(tmp_path, address=first.connection.address, insecure=True) as again:
-        again.wait_until_ready()
-        assert [one.node_id for one in registered_nodes(again.connection)] == [node_id]
-        connection = Connection.read(tmp_path)
-        assert connection.insecure
-        with SuperNode(tmp_path, "any", connection=connection, shard=tmp_path) as node:
-            node.wait_until_ready()
-        assert eventually(lambda: alive(node.pid) == 0)
 
 
 def test_a_superlink_that_cannot_start_is_an_error_with_its_log(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from fedlens.errors import FedlensError
+from fedlens.federated.flower.refusals import Refusal
 
 # Flower's client has no public way to serve tasks, so this uses internal modules of flwr.
 SIGNED_METHODS = frozenset({"/flwr.proto.Runtime/AcquireTask"})  # the others are called by token
@@ -121,7 +122,7 @@ class _MessageDropped(Exception):
 
 
 def _answer(client_app: ClientApp, client: RuntimeHttpClient, has_task: Callable[[], bool]) -> None:
-    """Receives one message and sends the reply; an exception of the app gives an error reply."""
+    """Receives one message and sends the reply; if the app raises, the reply is a refusal."""
     heartbeats = HeartbeatSender(partial(_send_heartbeat, client))
     heartbeats.start()
     try:
@@ -136,9 +137,9 @@ def _answer(client_app: ClientApp, client: RuntimeHttpClient, has_task: Callable
         try:
             reply = client_app(message=message, context=context)
             status, detail = SubStatus.COMPLETED, ""
-        except Exception as error:
+        except Exception:
             log.exception("the app failed")
-            status, detail = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+            status, detail = SubStatus.FAILED, str(Refusal.FAILED)
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, detail), reply_to=message)
         push_message(client, reply, context)
         push_task_output(client, context, status, detail)

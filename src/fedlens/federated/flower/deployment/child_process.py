@@ -12,6 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from fedlens.errors import FedlensError
+from fedlens.files import private_log
 
 STOP_TIMEOUT_S = 10.0  # between SIGTERM and SIGKILL
 POLL_S = 0.05  # between two checks of a process
@@ -39,8 +40,8 @@ class ChildProcess:
         self.name = name
         self.log = log
         self.advice = advice
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stream:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with private_log(log) as stream:
             self._log_start = stream.tell()
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", GUARDED, "sh", *command],

@@ -105,12 +105,12 @@ def make_certificates(
 
 
 def make_node_key(path: Path) -> None:
-    """Writes a node's private key to `path` and its public key to `path`.pub.
+    """Writes the private key of a node or a user to `path` and its public key to `path`.pub.
 
-    An existing key is kept, because it identifies the node to the SuperLink.
+    An existing key is kept, because it identifies its owner to the SuperLink.
     """
     if path.exists():
-        key = _node_key(path)
+        key = read_key(path)
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -121,7 +121,8 @@ def make_node_key(path: Path) -> None:
         temporary.write_bytes(public + b"\n")
 
 
-def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key of a node or a user."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

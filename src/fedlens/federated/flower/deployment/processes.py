@@ -1,6 +1,6 @@
 """A federation's processes on this host: the SuperLink, the executor of its ServerApps, SuperNodes.
 
-They use TLS, and the SuperLink accepts only registered nodes, unless `insecure` is set.
+They use TLS, and the SuperLink accepts only registered nodes and users, unless `insecure` is set.
 https://flower.ai/docs/framework/explanation-flower-architecture.html
 """
 
@@ -10,21 +10,27 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.supercore.address import is_port_in_use, parse_address, resolve_bind_address
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedlens.errors import FedlensError, shown
+from fedlens.federated.flower.deployment.accounts import OWNER, USERS
 from fedlens.federated.flower.deployment.child_process import ChildProcess
-from fedlens.federated.flower.deployment.credentials import Certificates, is_host, write_private
+from fedlens.federated.flower.deployment.credentials import (
+    Certificates,
+    is_host,
+    make_node_key,
+    write_private,
+)
 from fedlens.federated.flower.deployment.submission import (
     Connection,
     RequestRefused,
@@ -34,6 +40,7 @@ from fedlens.files import replacing, write_json
 
 CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 NO_VARIABLES: Mapping[str, str] = {}
+NO_SETTINGS: Mapping[str, str | int] = {}
 NODE_REFUSED = "Failed to activate SuperNode"  # Flower's log line: the key is unknown, or in use
 ADVICE = {  # text in Flower's log when a node cannot connect → what to do
     NODE_REFUSED: "register its public key at the SuperLink; if it is registered, a node with the "
@@ -43,6 +50,7 @@ ADVICE = {  # text in Flower's log when a node cannot connect → what to do
     "Connection attempt failed": "check that the SuperLink runs at this address, and that both or "
     "neither are insecure",
 }
+ACCOUNTS = [sys.executable, "-m", "fedlens.federated.flower.deployment.accounts"]
 MAKE_KEYS = "make it with `fedlens flower keys`, for development"
 COPY_KEYS = "copy it from the SuperLink's host, where `fedlens flower keys` made it"
 
@@ -65,15 +73,17 @@ class SuperLink(ChildProcess):
     ) -> None:
         folder = folder.absolute()
         address = _available(address)
-        certificates = Certificates(folder / "certificates")
+        certificates, users = Certificates(folder / "certificates"), folder / USERS
         self.connection = Connection(
             resolve_bind_address(address),
             root_certificates=None if insecure else certificates.authority,
             insecure=insecure,
+            user_key=None if insecure else users / OWNER,
         )
         secret = _new_secret(folder / "keys" / "superlink.secret")
         variables = _environment(folder, environment)
-        command = [_script("flower-superlink"), *_listen(address)]
+        command = [_script("flower-superlink")] if insecure else [*ACCOUNTS, str(users)]
+        command += _listen(address)
         command += ["--database", str(folder / "flwr" / "superlink.db")]
         command += ["--disable-runtime-dependency-installation"]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
@@ -84,6 +94,7 @@ class SuperLink(ChildProcess):
             command += ["--ssl-certfile", _existing(certificates.server, MAKE_KEYS)]
             command += ["--ssl-keyfile", _existing(certificates.server_key, MAKE_KEYS)]
             command += ["--enable-supernode-auth"]
+            make_node_key(users / OWNER)  # it registers nodes as a user
         _write_connection(folder, self.connection)
         super().__init__(
             "The SuperLink",
@@ -130,7 +141,9 @@ class SuperNode(ChildProcess):
         connection: Connection,
         shard: Path,
         reconnect: float = 600.0,
+        settings: Mapping[str, str | int] = NO_SETTINGS,
     ) -> None:
+        """`settings` are the node's own, which its app reads beside its shard."""
         folder = folder.absolute()
         self.runtime = _available("127.0.0.1:0")
         self.secret = _new_secret(folder / "keys" / f"{name}.secret")
@@ -140,7 +153,9 @@ class SuperNode(ChildProcess):
             key = _existing(folder / "keys" / name, COPY_KEYS)
             command += ["--auth-supernode-private-key", key]
         command += _listen(self.runtime)
-        command += ["--node-config", f"shard={json.dumps(str(shard.absolute()))}"]
+        own = {"shard": str(shard.absolute()), **settings}
+        words = (f"{name}={json.dumps(value)}" for name, value in own.items())
+        command += ["--node-config", " ".join(words)]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
         command += ["--max-wait-time", str(reconnect)]
         super().__init__(
@@ -185,15 +200,32 @@ def registered_nodes(connection: Connection) -> list[RegisteredNode]:
     return [RegisteredNode(one.node_id, one.name, one.status, one.public_key) for one in nodes]
 
 
-def register(connection: Connection, public_key: Path) -> int:
-    """Registers a node's public key at the SuperLink, unless it is; returns the node's id."""
+def accept_only(connection: Connection, public_keys: Iterable[Path]) -> None:
+    """Registers the nodes with these keys at the SuperLink, and removes all others."""
+    keys = list(public_keys)
+    for key in keys:
+        register(connection, key)
+    known = {_node_key(key) for key in keys}
+    for node in registered_nodes(connection):
+        if node.public_key not in known and node.status != "unregistered":
+            with control_client(connection) as client:
+                client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+
+
+def _node_key(public_key: Path) -> bytes:
+    """A node's public key as Flower stores it."""
     key = load_ssh_public_key(public_key.read_bytes())
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise FedlensError(
             f"{public_key} is not the public key of a node: give one of type EC, as made "
             "by `fedlens flower keys`."
         )
-    encoded = public_key_to_bytes(key)
+    return public_key_to_bytes(key)
+
+
+def register(connection: Connection, public_key: Path) -> int:
+    """Registers a node's public key at the SuperLink, unless it is; returns the node's id."""
+    encoded = _node_key(public_key)
     try:
         with control_client(connection) as client:
             return client.RegisterNode(

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedlens.errors import FedlensError
+from fedlens.federated.flower.deployment.accounts import OWNER, USERS, SignedRequests
 
 POLL_S = 1.0  # between two checks of a run's status
 CHECK_S = 0.2  # between two calls of a follower's `check`
@@ -43,11 +44,15 @@ Events = queue.SimpleQueue["str | RunEnded | FedlensError"]  # a line of the log
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach a SuperLink; without a root certificate, the system's are trusted."""
+    """How to reach a SuperLink; without a root certificate, the system's are trusted.
+
+    `user_key` is the private key that signs requests to submit, follow and stop runs.
+    """
 
     address: str
     root_certificates: Path | None = None
     insecure: bool = False
+    user_key: Path | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, folder: Path) -> "Connection":
@@ -55,7 +60,13 @@ class Connection:
         try:
             content = json.loads((folder / "superlink.json").read_text(encoding="utf-8"))
             root = content.get("root_certificates")
-            return cls(content["address"], folder / root if root else None, content["insecure"])
+            key = folder / USERS / OWNER
+            return cls(
+                content["address"],
+                folder / root if root else None,
+                content["insecure"],
+                key if key.exists() else None,
+            )
         except (OSError, ValueError, KeyError) as error:
             raise FedlensError(
                 f"{folder} has no connection to a SuperLink ({error}): start one with "
@@ -226,6 +237,10 @@ class RequestRefused(FedlensError):
     """The SuperLink answered a request with an error."""
 
     def __init__(self, connection: Connection, error: httpx.HTTPStatusError) -> None:
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            self.code = None
+            FedlensError.__init__(self, _unknown_user(connection))
+            return
         flower = FlowerError.from_json(error.response.text)
         self.code = flower.code if flower else None
         texts = (flower.message, flower.public_details) if flower else (str(error),)
@@ -233,16 +248,25 @@ class RequestRefused(FedlensError):
         super().__init__(f"The SuperLink at {connection.address} refused the request: {reason}")
 
 
+def _unknown_user(connection: Connection) -> str:
+    return (
+        f"The SuperLink at {connection.address} does not accept this user: put the public key of "
+        f"{connection.user_key or f'{USERS}/{OWNER}'} into {USERS}/ of the federation's folder "
+        "there, and check the clocks of both hosts."
+    )
+
+
 @contextlib.contextmanager
 def control_client(connection: Connection) -> Iterator[ControlHttpClient]:
     """A client of the Control API whose errors are `FedlensError`s."""
-    root = connection.root_certificates
+    root, key = connection.root_certificates, connection.user_key
+    signing = [] if key is None or connection.insecure else [SignedRequests(key)]
     try:
         with ControlHttpClient.from_server_address(
             connection.address,
             connection.insecure,
             root.read_bytes() if root else None,
-            [RuntimeVersionHttpInterceptor("fedlens")],
+            [RuntimeVersionHttpInterceptor("fedlens"), *signing],
         ) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
