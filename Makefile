@@ -8,7 +8,9 @@ READY := .venv/.ready
 # Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
 JOBS ?= 2
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=40
+# Bytecode is written even if the user tells Python not to: tests start some hundred processes, and
+# each would compile again what it imports.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=40
 
 .PHONY: help quickstart setup test test-fast lint docs check format lock clean
 

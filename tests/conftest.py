@@ -1,15 +1,19 @@
 """Real data and weights where they lie beside the checkout, and a cache of the session's own."""
 
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from matplotlib.figure import Figure
 
 from fedlens import plugins
 from fedlens.registry import REGISTRIES
+from fedlens.reporting.figures import report
+from fedlens.reporting.figures.style import FORMATS
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("steady", deadline=None, max_examples=50)
@@ -21,25 +25,57 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole runs are slow and go first, so that processes that share the tests end
-    together. Where a single other test takes more than a second or two, it is marked itself."""
+    """Tests of whole runs are slow. Where a single other test takes more than a second or two, it
+    is marked itself. Files with slow tests go first, so that processes that share the tests end
+    together."""
 
     def is_whole_run(item: pytest.Item) -> bool:
         return item.path.relative_to(TESTS).parts[0] in WHOLE_RUNS
 
     for item in filter(is_whole_run, items):
         item.add_marker(pytest.mark.slow)
-    items.sort(key=is_whole_run, reverse=True)  # stable: files stay together
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not is_whole_run(item), item.path not in slow))  # stable
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDLENS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        cache = tmp_path_factory.mktemp("cache")
+        (cache / "synthetic").symlink_to(_drawn_images(tmp_path_factory))
+        patch.setenv("FEDLENS_CACHE", str(cache))
         for variable, name in (("FEDLENS_DATA", "data"), ("FEDLENS_WEIGHTS", "weights")):
             if variable not in os.environ and (SHARED / name).exists():
                 patch.setenv(variable, str(SHARED / name))
         yield
+
+
+def _drawn_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the synthetic benchmark: drawn once for all processes that share the tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "synthetic"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def unsaved_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report's figures are drawn, but their files are blank: saving them takes longest."""
+    blank = io.BytesIO()
+    Figure(figsize=(3, 2)).savefig(blank, format="pdf")
+
+    def write(
+        drawings: Sequence[report.Drawing], folder: Path, formats: Sequence[str] = FORMATS
+    ) -> list[Path]:
+        folder.mkdir(parents=True)
+        paths = [folder / f"{drawing.name}.{form}" for drawing in drawings for form in formats]
+        for drawing in drawings:
+            drawing.draw()
+        for path in paths:
+            path.write_bytes(blank.getvalue())
+        return paths
+
+    monkeypatch.setattr(report, "write", write)
 
 
 @pytest.fixture

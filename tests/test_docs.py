@@ -54,6 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_every_page_of_the_navigation_is_built(site: Path) -> None:
     named = list(_leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]))
     written = {str(page.relative_to(ROOT / "docs")) for page in DOCS}
@@ -62,6 +63,7 @@ def test_every_page_of_the_navigation_is_built(site: Path) -> None:
         assert (site / name).with_suffix(".html").exists()
 
 
+@pytest.mark.slow
 def test_no_page_fetches_anything(site: Path) -> None:
     source = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(\S+)""")
     urls = {url for page in site.rglob("*.html") for url in source.findall(page.read_text("utf-8"))}
@@ -71,6 +73,7 @@ def test_no_page_fetches_anything(site: Path) -> None:
     assert not [text for text in styles if re.search(r"(@import|url\()\s*[\"']?https?:", text)]
 
 
+@pytest.mark.slow
 def test_the_reference_lists_every_key_row_option_experiment_suite_and_command(site: Path) -> None:
     pages = {
         name: html.unescape((site / "reference" / f"{name}.html").read_text("utf-8"))
@@ -94,6 +97,7 @@ def test_the_reference_lists_every_key_row_option_experiment_suite_and_command(s
         assert f">{path}<" in pages["commands"]
 
 
+@pytest.mark.slow
 def test_a_key_is_explained_by_its_comment_or_by_the_row_that_reads_it(site: Path) -> None:
     page = html.unescape((site / "reference" / "config.html").read_text("utf-8"))
     rows = {
@@ -114,6 +118,7 @@ def test_a_key_is_explained_by_its_comment_or_by_the_row_that_reads_it(site: Pat
     )
 
 
+@pytest.mark.slow
 def test_the_reference_lists_every_row_with_its_parameters_and_paper(site: Path) -> None:
     page = html.unescape((site / "reference" / "rows.html").read_text("utf-8"))
     for kind, registry in REGISTRIES.items():
@@ -126,6 +131,7 @@ def test_the_reference_lists_every_row_with_its_parameters_and_paper(site: Path)
                 assert f'href="{url}"' in section, row.name
 
 
+@pytest.mark.slow
 def test_the_reference_of_the_library_has_every_public_name(site: Path) -> None:
     page = (site / "reference" / "api.html").read_text("utf-8")
     for name, defined in fl._PUBLIC.items():
@@ -136,6 +142,7 @@ def test_the_reference_of_the_library_has_every_public_name(site: Path) -> None:
     assert "&gt;&gt;&gt; " not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_formulas_are_mathml_when_they_arrive(site: Path) -> None:
     page = (site / "concepts" / "observing.html").read_text("utf-8")
     assert page.count("<math") > 10

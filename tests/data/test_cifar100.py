@@ -209,6 +209,7 @@ def test_nothing_is_fetched_before_something_is_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_the_real_files() -> None:
     if "FEDLENS_DATA" not in os.environ or "missing" in cifar100.verify().values():
         pytest.skip("FEDLENS_DATA names no folder with cifar-100-python")

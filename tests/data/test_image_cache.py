@@ -90,6 +90,7 @@ image_cache.mapped(slow, size=8, title="")
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_what_it_had_finished() -> None:
     process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=Path(__file__).parents[2])
     images = files.cache_dir() / "images"

@@ -73,6 +73,7 @@ def weights_of(*overrides: str) -> dict[str, Any]:
     return _weights(config, row, dict(cfg), "1f0c")
 
 
+@pytest.mark.slow
 def test_the_licence_is_that_of_the_weights() -> None:
     dino = weights_of("backbone=dino_vits16")
     assert (dino["license"], dino["repository"]) == (

@@ -413,6 +413,7 @@ def test_clients_score_at_most_so_many_examples_of_their_own(
         assert set(chosen) <= shards[number % 5]
 
 
+@pytest.mark.slow
 def test_votes_end_at_one_density_with_different_weights(
     calibrated: Callable[..., Experiment],
 ) -> None:

@@ -94,8 +94,8 @@ def test_two_processes_at_once_make_everything_once_and_get_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, spawn, arrive, (spawn.Barrier(2),)) as pool:
+    fork = multiprocessing.get_context("fork")  # spawned ones would import torch first
+    with ProcessPoolExecutor(2, fork, arrive, (fork.Barrier(2),)) as pool:
         (first, bits), (second, same) = pool.map(prepared, [tmp_path / "a", tmp_path / "b"])
     assert bits == same
     assert first + second == {name: calls for name, (_, _, calls) in MAKERS.items()}

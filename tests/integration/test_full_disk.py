@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from fedlens import cache, files
 from fedlens.config.compose import compose
+from fedlens.data import synthetic
 from fedlens.errors import FedlensError
 from fedlens.experiments.run import start
 from fedlens.runtime.logs import LogFile
@@ -91,6 +92,22 @@ def disk(room: int | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         for module in WRITERS:
             patch.setattr(module, "save_file", saved(module.save_file))
         yield one
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_once() -> Iterator[None]:
+    """Every test writes the images to a cache of its own, but they are computed once."""
+    drawn: dict[tuple[str, int], Any] = {}
+    draw = synthetic._draw
+
+    def remembered(classes: Any, split: str, per_class: int) -> Any:
+        if (split, per_class) not in drawn:
+            drawn[split, per_class] = draw(classes, split, per_class)
+        return drawn[split, per_class]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "_draw", remembered)
+        yield
 
 
 @pytest.fixture(scope="module")

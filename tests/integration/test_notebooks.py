@@ -2,11 +2,14 @@
 
 import ast
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SMALL = "data.train_per_class=6 data.test_per_class=2 backbone.resolution=16 threads=1"
@@ -26,7 +29,7 @@ HEADS = "train=head {FEW} --only IID"
 """,
     "02_task_arithmetic": f"""
 SETTING = "{DATA}"
-BUDGET = "{FEW} federated.local_steps=2"
+BUDGET = "{FEW} federated.local_steps=2 sparse.examples=8"
 RULES = "sparse.rounds=1"
 """,
     "colab_quickstart": f"""
@@ -36,22 +39,36 @@ SUITE = "quick --seeds 1 --only ridge {SMALL} backbone.pretrained=false"
 }
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[KernelManager]:
+    """One for all notebooks, which imports torch once; each notebook begins without any name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "ignore")  # its own libraries give some
+        manager = KernelManager(kernel_name="python3")
+        manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+
+
 def test_every_notebook_is_executed() -> None:
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_it_runs_from_the_first_cell_to_the_last(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kernel: KernelManager, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's own libraries give some
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     places = [place for place, cell in enumerate(book.cells) if _is_parameters(cell)]
     assert len(places) == 1
     book.cells[places[0]].source = PARAMETERS[name]
-    NotebookClient(
-        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    book.cells.insert(0, new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
+    client = NotebookClient(book, km=kernel, timeout=300)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
     home = tmp_path / "fedlens"
     assert list(home.glob("runs/*/result.json"))
     assert "image/png" in str([cell.get("outputs") for cell in book.cells])

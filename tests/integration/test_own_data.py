@@ -38,7 +38,7 @@ def clients_file(photos: Path, modulus: int) -> Path:
     return path
 
 
-def test_from_a_folder_to_a_report(photos: Path, fedlens: Call) -> None:
+def test_from_a_folder_to_a_report(photos: Path, fedlens: Call, unsaved_figures: None) -> None:
     assert fedlens("data", "verify", "folder", "--root", "photos")[0] == 0
     code, printed, _ = fedlens("data", "describe", "folder", "data.size=16", "--root", "photos")
     assert code == 0

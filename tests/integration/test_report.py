@@ -8,7 +8,7 @@ from tests.reporting.run_records import load, write_study
 
 
 def test_the_command_prints_the_audit_and_the_path_of_the_page(
-    fedlens: Call, tmp_path: Path
+    fedlens: Call, tmp_path: Path, unsaved_figures: None
 ) -> None:
     runs, out = write_study(tmp_path / "runs"), tmp_path / "out"
     code, printed, _ = fedlens("report", str(runs), "--out", str(out))

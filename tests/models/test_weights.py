@@ -16,6 +16,7 @@ from torch import nn
 
 from fedlens import files, params
 from fedlens.data import cifar100
+from fedlens.data.images import Images
 from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
 from fedlens.models import backbones, heads, weights
@@ -74,6 +75,7 @@ def features(backbone: nn.Module, resolution: int) -> torch.Tensor:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", ["plain", "teacher", "model", "safetensors"])
 def test_the_official_dino_layout_gives_the_same_features(
     dino: nn.Module, ours: nn.Module, wrapped: str, tmp_path: Path
@@ -98,6 +100,7 @@ def test_the_official_dino_layout_gives_the_same_features(
     assert torch.equal(features(ours, 224), features(dino, 224))
 
 
+@pytest.mark.slow
 def test_position_embeddings_are_resampled_to_the_grid(dino: nn.Module, tmp_path: Path) -> None:
     path = saved(tmp_path, dino.state_dict())
     backbone = backbones.create(DINO, resolution=96)
@@ -111,6 +114,7 @@ def test_position_embeddings_are_resampled_to_the_grid(dino: nn.Module, tmp_path
     torch.testing.assert_close(features(backbone, 96), features(reference, 96))
 
 
+@pytest.mark.slow
 def test_the_official_dinov2_layout(tmp_path: Path) -> None:
     torch.manual_seed(0)
     source = create_model("vit_small_patch14_dinov2.lvd142m", num_classes=0)
@@ -300,11 +304,12 @@ def test_places_that_are_not_there(nowhere: Path, monkeypatch: pytest.MonkeyPatc
     assert "FEDLENS_WEIGHTS is" in message(lambda: weights.find(DINO))
 
 
+@pytest.mark.slow
 def test_ridge_on_real_images_with_real_weights() -> None:
-    """ViT-Ti/16 at 128 px, the first 2,000 training and 500 test images of CIFAR-100.
+    """ViT-Ti/16 at 96 px, the first 200 training and 100 test images of ten classes of CIFAR-100.
 
-    Measured 57.2 % (ridge, λ fixed beforehand) and 59.4 % (class means). These 500 images are
-    easier than the next 500 (50.4 % with the same head): a check of the path, not a result.
+    Measured 77 % (ridge, λ fixed beforehand), 78 % (class means), and 36 % with random weights: a
+    check of the path, not a result.
     """
     row = backbones.find("vit_tiny")
     folder = Path(os.environ.get("FEDLENS_WEIGHTS", "/nowhere"))
@@ -312,23 +317,25 @@ def test_ridge_on_real_images_with_real_weights() -> None:
         pytest.skip(f"FEDLENS_WEIGHTS names no folder with {row.files[0]}")
     if "FEDLENS_DATA" not in os.environ or "missing" in cifar100.verify().values():
         pytest.skip("FEDLENS_DATA names no folder with cifar-100-python")
-    backbone = backbones.create(row, resolution=128).eval()
+    backbone = backbones.create(row, resolution=96).eval()
     weights.load(backbone, row, weights.find(row))
     data = cifar100.cifar100()
     train, test = data.load_train(), data.load_test()
-    pipeline = Pipeline(128, row.mean, row.std)
+    pipeline = Pipeline(96, row.mean, row.std)
 
-    def extract(pixels: torch.Tensor) -> torch.Tensor:
+    def extract(images: Images, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = (images.labels < 10).nonzero().flatten()[:count]
         with torch.inference_mode():
-            return torch.cat([backbone(pipeline(part)) for part in pixels.split(100)])  # type: ignore[no-untyped-call]
+            parts = [backbone(pipeline(part)) for part in images.pixels[chosen].split(100)]  # type: ignore[no-untyped-call]
+        return torch.cat(parts), images.labels[chosen]
 
-    x, y = extract(train.pixels[:2000]), train.labels[:2000]
-    stats = heads.Statistics.of(x, y, 100)
-    held, truth = extract(test.pixels[:500]), test.labels[:500]
+    x, y = extract(train, 200)
+    stats = heads.Statistics.of(x, y, 10)
+    held, truth = extract(test, 100)
 
     def accuracy(head: nn.Module) -> float:
         with torch.inference_mode():
             return float((head(held).argmax(1) == truth).float().mean())
 
-    assert accuracy(heads.fit_ridge(x, y, l2=1000.0)) > 0.54
-    assert accuracy(heads.class_means(stats, None, temperature=1.0)[0]) > 0.56
+    assert accuracy(heads.fit_ridge(x, y, l2=1000.0)) > 0.7
+    assert accuracy(heads.class_means(stats, None, temperature=1.0)[0]) > 0.7

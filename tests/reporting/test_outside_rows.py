@@ -33,6 +33,7 @@ def batch_sizes() -> Iterator[str]:
     del question.added["batch_sizes"]
 
 
+@pytest.mark.slow
 def test_a_question_from_outside_is_in_the_whole_report(batch_sizes: str, tmp_path: Path) -> None:
     for seed in range(3):
         for size in (8, 16):
@@ -57,7 +58,9 @@ def test_a_question_from_outside_is_in_the_whole_report(batch_sizes: str, tmp_pa
     assert scopes["Methods were tuned alike"].startswith("4 tables")  # with this and the headline
 
 
-def test_a_question_without_runs_is_named(batch_sizes: str, tmp_path: Path) -> None:
+def test_a_question_without_runs_is_named(
+    batch_sizes: str, tmp_path: Path, unsaved_figures: None
+) -> None:
     write_run(tmp_path / "runs")
     report.write([tmp_path / "runs"], tmp_path / "out", About())
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
@@ -106,6 +109,7 @@ def test_rows_whose_plugin_is_not_loaded_have_their_recorded_labels(tmp_path: Pa
     assert all(check.passed for check in found.audit), found.audit
 
 
+@pytest.mark.slow
 def test_outside_rows_are_drawn_and_described(tmp_path: Path) -> None:
     rings = {"partition.name": "rings", "partition.width": 3}
     for seed in (0, 1):

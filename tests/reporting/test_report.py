@@ -7,13 +7,21 @@ import pytest
 
 from fedlens.errors import FedlensError
 from fedlens.reporting import report
-from fedlens.reporting.study.content import About
+from fedlens.reporting.study.content import About, Content
 from tests.reporting.run_records import load, write_study
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     return write_study(tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Content, dict[str, bytes]]:
+    """A whole report of these runs: its content and its files."""
+    folder = tmp_path_factory.mktemp("written")
+    found = report.write([write_study(folder / "runs")], folder / "out", About(title="Ours"))
+    return found, files(folder / "out")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -24,9 +32,11 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_it_holds_a_page_a_paper_tables_and_figures(runs: Path, tmp_path: Path) -> None:
-    found = report.write([runs], tmp_path / "out", About(title="Ours"))
-    made = files(tmp_path / "out")
+@pytest.mark.slow
+def test_it_holds_a_page_a_paper_tables_and_figures(
+    written: tuple[Content, dict[str, bytes]],
+) -> None:
+    found, made = written
     assert {"index.html", "report.tex", "references.bib", "content.json", "clock.csv"} <= set(made)
     assert b"Ours" in made["index.html"]
     assert b"Ours" in made["report.tex"]
@@ -38,21 +48,25 @@ def test_it_holds_a_page_a_paper_tables_and_figures(runs: Path, tmp_path: Path) 
     assert made["clock.csv"].decode().count("\n") == 5
 
 
-def test_what_the_clock_said_changes_the_clock_alone(runs: Path, tmp_path: Path) -> None:
-    report.write([runs], tmp_path / "first", About())
+@pytest.mark.slow
+def test_what_the_clock_said_changes_the_clock_alone(
+    runs: Path, written: tuple[Content, dict[str, bytes]], tmp_path: Path
+) -> None:
     for path in runs.glob("*/manifest.json"):  # as if killed once and resumed later
         signed = load(path)
         later = {**signed["sessions"][0], "started": "2031-01-01T00:00:00+00:00"}
         path.write_text(json.dumps({**signed, "sessions": [*signed["sessions"], later]}))
     for path in runs.glob("*/result.json"):
         path.write_text(json.dumps({**load(path), "seconds": 9e9, "finished": "2031"}))
-    report.write([runs], tmp_path / "second", About())
-    first, second = files(tmp_path / "first"), files(tmp_path / "second")
+    report.write([runs], tmp_path / "second", About(title="Ours"))
+    first, second = dict(written[1]), files(tmp_path / "second")
     assert first.pop("clock.csv") != second.pop("clock.csv")
     assert first == second
 
 
-def test_an_older_report_is_replaced_whole(runs: Path, tmp_path: Path) -> None:
+def test_an_older_report_is_replaced_whole(
+    runs: Path, tmp_path: Path, unsaved_figures: None
+) -> None:
     out = tmp_path / "out"
     report.write([runs], out, About())
     (out / "figures" / "stale.png").write_bytes(b"")
@@ -71,7 +85,7 @@ def test_what_is_no_report_is_left_alone(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_that_fails_leaves_the_older_one(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsaved_figures: None
 ) -> None:
     out = tmp_path / "out"
     report.write([runs], out, About())

@@ -125,6 +125,7 @@ def test_every_record_has_a_picture_and_a_page(kind: str, tmp_path: Path) -> Non
     assert lines(RECORDS[kind])[0] == "run fedavg_s0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["alpha", "merge", "clients", "forget a class", "interference"])
 def test_the_format_follows_the_suffix(kind: str, tmp_path: Path) -> None:
     for suffix, start in {"png": b"\x89PNG", "pdf": b"%PDF"}.items():

@@ -116,6 +116,7 @@ def test_labels_are_short_where_short_ones_differ() -> None:
     assert mask_labels([one, {"rule": "random"}], ["a", "b"]) == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_format_follows_the_suffix(count: int, tmp_path: Path) -> None:
     labels = [f"mask {i}" for i in range(count)]

@@ -36,6 +36,7 @@ def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_format_follows_the_suffix(tmp_path: Path) -> None:
     starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "PNG": b"\x89PNG"}
     for suffix, start in starts.items():

@@ -208,6 +208,7 @@ def test_every_picture_fits_a_column_or_the_text_and_shows_all_its_words(name: s
     assert inked.y1 < height + 0.01
 
 
+@pytest.mark.slow
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     some = [BY_NAME[name] for name in ("mask_rules", "heads-rounds", "masks")]
     first = write(some, tmp_path / "first")

@@ -78,6 +78,7 @@ def test_what_mattered_most_is_at_the_top(record: Any) -> None:
     assert [bar.get_width() for bar in axes.patches] == [0.1, 0.2, 0.7]
 
 
+@pytest.mark.slow
 def test_the_files_are_there_and_importance_only_where_it_is_known(
     record: Any, tmp_path: Path
 ) -> None:

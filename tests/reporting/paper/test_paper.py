@@ -5,6 +5,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -88,6 +89,7 @@ def nasty() -> Content:
     return replace(content, about=about, chapters=chapters, audit=audit)
 
 
+@cache
 def overflowing() -> Content:
     """Settings, tables, rows, columns, analyses, people and violations by the dozen."""
     content = rich()

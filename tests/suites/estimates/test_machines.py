@@ -151,9 +151,11 @@ def test_peak_memory_by_hand() -> None:
     assert more == pytest.approx(1.1 * 1000 * (4 * 4 + 8))  # model, update, two sums; one double
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_a_run_takes_the_memory_that_was_predicted(tmp_path: Path) -> None:
     words = [*PICO, "train.epochs=1", "train.steps_per_epoch=2", "data.train_per_class=10",
+             "data.test_per_class=2",
              "device=cpu", "threads=1", f"run.root={tmp_path}"]  # fmt: skip
     script = f"""
 from pathlib import Path
@@ -180,6 +182,7 @@ def test_cells_of_a_suite_are_composed_as_by_hydra() -> None:
         assert repr(compose(experiment, overrides)) == repr(cell.config)
 
 
+@pytest.mark.slow
 def test_another_process_calculates_where_torch_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
