@@ -8,7 +8,7 @@ import typer
 from fedlens.analyses.grids import grid
 from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, compute_or_load, load_run
 from fedlens.cli.numbers import assignment, integers, pairs
-from fedlens.cli.shared import RUNS, Overrides, Plugins, Root, RunName
+from fedlens.cli.shared import RUNS, Commands, Overrides, Plugins, Root, RunName
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import merge_method
 from fedlens.runtime.stop import StopRequest
@@ -20,7 +20,7 @@ from fedlens.store.analysis_records import (
 )
 from fedlens.store.run_folder import RunFolder, find_run
 
-app = typer.Typer(
+app = Commands(
     help="Edit trained models with task vectors: scale, compose, merge, forget.",
     no_args_is_help=True,
 )
@@ -30,7 +30,7 @@ BASES = ("pretrained", "ridge")
 
 @app.command()
 def alpha(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
     base: Annotated[
         str, typer.Option(help="`pretrained`, `ridge`, or another run with the same model.")
@@ -46,7 +46,7 @@ def alpha(
 
     Example: `fedlens arithmetic alpha fedavg --base centralized --alphas 0:2:0.1`
     """
-    folder, points = find_run(which, root), grid(alphas)
+    folder, points = find_run(run, root), grid(alphas)
     other = None if base in BASES else find_run(base, root)
     settings = {"base": base} if other is None else {"base": other.name, "of": _digest(other)}
 
@@ -102,8 +102,11 @@ def compose(
 
 @app.command()
 def merge(
-    which: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run with federated.keep_updates.")
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="A run that kept client updates (federated.keep_updates=1)."
+        ),
     ] = None,
     overrides: Overrides = None,
     method: Annotated[
@@ -139,10 +142,10 @@ def merge(
 
         print_rows("merge_method")
         return
-    if which is None:
+    if run is None:
         raise FedlensError("Name a RUN to merge the updates of, or use --list.")
     methods = _merge_methods(method or merge_method.names, parameter or [])
-    folder, points = find_run(which, root), grid(scales)
+    folder, points = find_run(run, root), grid(scales)
     require_kept_rounds(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
@@ -162,7 +165,7 @@ def merge(
 
 @app.command()
 def clients(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
     drop: Annotated[str | None, typer.Option(help="Clients to leave out: `3,7`.")] = None,
     negate: Annotated[str | None, typer.Option(help="Clients to subtract: `5`.")] = None,
@@ -179,7 +182,7 @@ def clients(
 
     Example: `fedlens arithmetic clients fedavg --drop 3,7 --weight 2=0.5`
     """
-    folder = find_run(which, root)
+    folder = find_run(run, root)
     require_kept_rounds(folder)
     dropped, negated = integers(drop, "--drop"), integers(negate, "--negate")
     weighted = pairs(weight or [], "CLIENT=FACTOR")
@@ -204,7 +207,7 @@ def clients(
 
 @app.command()
 def forget(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
     label: Annotated[int | None, typer.Option("--class", help="The class to forget.")] = None,
     client: Annotated[int | None, typer.Option(help="The client to forget.")] = None,
@@ -224,7 +227,7 @@ def forget(
         raise FedlensError("Choose what to forget: either --class N or --client N.")
     if not 0 <= keep <= 1:
         raise FedlensError(f"--keep={keep} must be in [0, 1]: it is a fraction.")
-    folder, points = find_run(which, root), sorted({0.0, *grid(scales)})
+    folder, points = find_run(run, root), sorted({0.0, *grid(scales)})
     require_kept_rounds(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
@@ -243,7 +246,7 @@ def forget(
 
 @app.command()
 def interference(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
     pair: Annotated[
         str | None, typer.Option(help="Two clients, `3,7`; default: the first two of the round.")
@@ -260,7 +263,7 @@ def interference(
 
     Example: `fedlens arithmetic interference fedavg --pair 3,7 --alphas 0:2:0.25`
     """
-    folder, points = find_run(which, root), grid(alphas)
+    folder, points = find_run(run, root), grid(alphas)
     require_kept_rounds(folder)
     both = integers(pair, "--pair")
     if both and len(both) != 2:

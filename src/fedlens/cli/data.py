@@ -7,13 +7,13 @@ import typer
 from rich.table import Table
 
 from fedlens import registry
-from fedlens.cli.shared import Overrides, Plugins, out
+from fedlens.cli.shared import Commands, Overrides, Plugins, out
 from fedlens.errors import FedlensError
 
 if TYPE_CHECKING:
     from fedlens.data.images import Dataset
 
-app = typer.Typer(help="Fetch, verify and describe datasets.", no_args_is_help=True)
+app = Commands(help="Fetch, verify and describe datasets.", no_args_is_help=True)
 
 DataName = Annotated[
     str,

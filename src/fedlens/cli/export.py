@@ -5,17 +5,17 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, RUNS, Overrides, Root, RunName, out
+from fedlens.cli.shared import PLAIN, RUNS, Commands, Overrides, Root, RunName, out
 from fedlens.runtime.stop import Interrupted, listening
 from fedlens.store.analysis_records import require_result
 from fedlens.store.run_folder import find_run
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()
 def export(
-    which: RunName,
+    run: RunName,
     target: Annotated[Path, typer.Option("--out", help="A new folder for the model.")],
     overrides: Overrides = None,
     root: Root = RUNS,
@@ -29,7 +29,7 @@ def export(
 
     Example: `fedlens export fedavg --out my_model`
     """
-    folder = find_run(which, root)
+    folder = find_run(run, root)
     require_result(folder)
     from fedlens.config import compose
     from fedlens.experiments.export_model import whole_model

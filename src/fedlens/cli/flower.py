@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.numbers import within
-from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.cli.shared import PLAIN, Commands, Overrides, Plugins, out
 from fedlens.errors import FedlensError, shown
 
-app = typer.Typer(
+app = Commands(
     help="Clients on separate nodes, by Flower: split the data, make keys, start servers.",
     no_args_is_help=True,
 )

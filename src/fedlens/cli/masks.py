@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.shared import RUNS, Plugins, Root, out
+from fedlens.cli.shared import RUNS, Commands, Plugins, Root, out
 from fedlens.errors import FedlensError
 from fedlens.store.run_folder import find_run
 
-app = typer.Typer(help="Inspect masks: which weights a run trains.", no_args_is_help=True)
+app = Commands(help="Inspect masks: which weights a run trains.", no_args_is_help=True)
 
 Masks = Annotated[
     list[str],

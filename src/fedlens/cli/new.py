@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, out
+from fedlens.cli.shared import PLAIN, Commands, out
 from fedlens.errors import FedlensError
 
 TEMPLATES = ("README.md", "plugin.py", "experiment.yaml", "suite.yaml", "notebook.ipynb")
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()

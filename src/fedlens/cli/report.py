@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, out
+from fedlens.cli.shared import PLAIN, Commands, out
 from fedlens.errors import FedlensError, shown
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()

@@ -16,7 +16,7 @@ import typer
 
 from fedlens.cli import arithmetic
 from fedlens.cli.budget import BudgetedStudy, budgeted
-from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.cli.shared import PLAIN, Commands, Overrides, Plugins, out, print_entries
 from fedlens.errors import FedlensError, suggest
 from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         ) -> Iterator[Outcome]: ...
 
 
-app = typer.Typer()
+app = Commands()
 log = logging.getLogger(__name__)
 
 UsageError: Any = typer.BadParameter.__base__  # typer may bring its own click
@@ -121,9 +121,7 @@ def suite(
 
     began = time.monotonic()
     if name is None:
-        for entry in suites():
-            out.print(f"[bold]{entry.name}[/bold]")
-            out.print(entry.documentation + "\n", **PLAIN)
+        print_entries((entry.name, entry.documentation) for entry in suites())
         return
     if slurm and launcher is Launcher.here:
         raise FedlensError("--slurm sets options of jobs: add --launcher slurm, or leave it out.")

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.numbers import within
-from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.cli.shared import PLAIN, Commands, Overrides, Plugins, out
 from fedlens.errors import FedlensError, shown, suggest
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()

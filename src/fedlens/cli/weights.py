@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedlens.cli.shared import out
+from fedlens.cli.shared import Commands, out
 from fedlens.registry import backbone as backbone_registry
 from fedlens.runtime.stop import StopRequest
 
-app = typer.Typer(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
+app = Commands(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
 
 Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `weights list`.")]
 

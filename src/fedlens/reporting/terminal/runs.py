@@ -1,6 +1,8 @@
 """Runs as tables in a terminal, from their records alone."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -8,40 +10,129 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlens.errors import FedlensError
-from fedlens.reporting.study.labels import NONE, counted, percent
+from fedlens.reporting.study.labels import CENTRAL, NONE, percent
+from fedlens.runtime.units import counted
 from fedlens.store.run_folder import RunFolder
 
 SHOWN = 20  # lines of a learning curve
+LONGEST_ID = 24  # characters on one line; longer names, which users chose, are folded
+LABELS = ("data", "backbone", "partition", "J", "method", "seed")  # columns, where runs differ
+METHOD = ("trains", "algorithm", "head")  # labels that make up a run's method, where runs differ
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 
 
-def runs_table(folders: Iterable[RunFolder]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "data", "backbone", "state", "done", "validation", "test"):
-        right = column in ("done", "validation", "test")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+def runs_table(folders: Sequence[RunFolder]) -> RenderableType:
+    """A line for each run: its short id, the labels that differ between runs, and its accuracy.
+
+    What all runs have in common is said once, above. Labels are cut where the terminal is too
+    narrow; ids never are, since commands take them.
+    """
+    lines: dict[RunFolder, _Line] = {}
+    errors: dict[RunFolder, FedlensError] = {}
     for folder in folders:
         try:
             with folder.named_in_errors():
-                table.add_row(*_row(folder))
+                lines[folder] = _line(folder)
         except FedlensError as error:  # show the other runs all the same
-            table.add_row(folder.name, "", "", Text(f"unreadable: {error}", style="red"))
-    return table
+            errors[folder] = error
+    labels, common = _differing([line.labels for line in lines.values()])
+    finished = all(folder in lines and lines[folder].state == "finished" for folder in folders)
+    columns = [key for key in LABELS if any(key in one for one in labels)]
+    table = Table(box=None, pad_edge=False)
+    ids = _ids(folders)
+    fits = max(map(len, ids.values()), default=0) <= LONGEST_ID
+    table.add_column("run", no_wrap=fits, overflow="fold")
+    for column in columns:
+        table.add_column(column)
+    for column in ([] if finished else ["state"]) + ["val.", "test"]:
+        table.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
+    by_folder = dict(zip(lines, labels, strict=True))
+    for folder in folders:
+        line, own = lines.get(folder), by_folder.get(folder, {})
+        state = Text("unreadable", "red") if line is None else Text(line.text, COLOURS[line.state])
+        table.add_row(
+            Text(ids[folder]),
+            *(Text(own.get(key, NONE), no_wrap=True, overflow="ellipsis") for key in columns),
+            *([] if finished else [state]),
+            *((NONE, NONE) if line is None else (line.validation, line.test)),
+        )
+    count = counted(len(folders), "run")
+    if finished:
+        count += ", all finished" if len(folders) > 1 else ", finished"
+    reasons = [Text(f"{ids[run]} is unreadable: {error}", "red") for run, error in errors.items()]
+    return Group(Text("; ".join([count, *common])), Text(), table, *reasons)
 
 
-def _row(folder: RunFolder) -> list[RenderableType]:
+def _ids(folders: Sequence[RunFolder]) -> dict[RunFolder, str]:
+    """The short id of each run; its name if another run has the same id."""
+    count = Counter(folder.short_id for folder in folders)
+    return {
+        folder: folder.short_id if count[folder.short_id] == 1 else folder.name
+        for folder in folders
+    }
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What the list of runs says of one."""
+
+    state: str
+    text: str  # the state, and how far an unfinished run has come
+    labels: Mapping[str, str]
+    validation: str
+    test: str
+
+
+def _line(folder: RunFolder) -> _Line:
     state, result, manifest = folder.state(), folder.result, folder.manifest or {}
     last = _last_validation(folder) if result is None else result
-    done = folder.position() if result is None else result["units"]
-    return [
-        folder.name,
-        _label(manifest, "data"),
-        _backbone(manifest),
-        Text(state, style=COLOURS[state]),
-        counted(done, manifest.get("unit", "epoch")),
+    done = counted(folder.position(), manifest.get("unit", "epoch"))
+    return _Line(
+        state,
+        state if result is not None else f"{state} ({done})",
+        _labels(manifest),
         percent(last.get("validation")),
         percent(None if result is None else result.get("test")),
+    )
+
+
+def _labels(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What a run is; nothing where it has not begun."""
+    if not manifest:
+        return {}
+    trains = _label(manifest, "trainable")
+    if "density" in manifest:
+        trains = f"{_label(manifest, 'mask_rule')} {manifest['density']:.4g}"
+    federated = "clients" in manifest
+    return {
+        "experiment": str(manifest.get("experiment", NONE)),
+        "data": _label(manifest, "data"),
+        "backbone": _backbone(manifest),
+        "partition": _label(manifest, "partition") if federated else CENTRAL,
+        "J": str(manifest["local_steps"]) if federated else NONE,
+        "trains": trains,
+        "algorithm": _label(manifest, "algorithm") if federated else "",
+        "head": _label(manifest, "head"),
+        "seed": str(manifest.get("seed", NONE)),
+    }
+
+
+def _differing(runs: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], list[str]]:
+    """The labels of each run that others do not share, by column, and the labels that all share."""
+    keys = list(dict.fromkeys(key for run in runs for key in run))
+    differ = {key for key in keys if len({run.get(key, NONE) for run in runs}) > 1}
+    columns = []
+    for run in runs:
+        method = [run[key] for key in METHOD if key in differ and run.get(key)]
+        own = {key: value for key, value in run.items() if key in differ and key not in METHOD}
+        columns.append(own | ({"method": ", ".join(method)} if method else {}))
+    named = {"J": "J = {}", "seed": "seed {}"}
+    common = [
+        named.get(key, "{}").format(runs[0][key])
+        for key in keys
+        if key not in differ and runs[0].get(key, NONE) not in (NONE, "")
     ]
+    return columns, common
 
 
 def run_page(folder: RunFolder) -> RenderableType:
