@@ -20,12 +20,12 @@ def export(
     overrides: Overrides = None,
     root: Root = RUNS,
 ) -> None:
-    """Write the whole model of a finished run: model.safetensors, config.json and README.md.
+    """Write the model of a finished run to a folder, to use or publish it.
 
-    The tensors have the names of the timm model that the run started from, so that
-    `timm.create_model` loads them; `fl.load_model` loads every export. README.md is a model card
-    with data, method, accuracy, licence and command. Where data lie elsewhere than at training, set
-    the path: `data.root=/content/data`
+    The folder gets model.safetensors, config.json and README.md, a model card with data, method,
+    accuracy, licence and command. `fl.load_model` loads every export. `timm.create_model` loads it
+    too if the run started from a model of timm. If the data have moved since training, set their
+    path: `data.root=/content/data`
 
     Example: `fedlens export fedavg --out my_model`
     """
@@ -45,10 +45,10 @@ def export(
             model = whole_model(load_run(folder, stop, overrides=overrides), config)
             stop.check()
         except Interrupted as reason:
-            raise Interrupted("run the same command again.") from reason
+            raise Interrupted("run the same command again to start over.") from reason
     seeds = repetitions(folder)
     exported_model.write(target, model.tensors, model.config, model_card(model.config, seeds))
-    out.print(f"{folder.name} written to {target}", **PLAIN)
-    out.print(f"load it with fl.load_model({str(target)!r})", **PLAIN)
+    out.print(f"model: {target} (from {folder.name})", **PLAIN)
+    out.print(f"Load it in Python: fl.load_model({str(target)!r})", **PLAIN)
     if not model.config["fedlens"]["loads_in_timm"]:
-        out.print("timm.create_model cannot build this model.", **PLAIN)
+        out.print("timm.create_model cannot build this model: use fl.load_model.", **PLAIN)

@@ -10,9 +10,11 @@ from fedlens.cli.shared import Commands, out
 from fedlens.registry import backbone as backbone_registry
 from fedlens.runtime.stop import StopRequest
 
-app = Commands(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
+app = Commands(help="List, get and check pretrained weights.", no_args_is_help=True)
 
-Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `weights list`.")]
+Backbone = Annotated[
+    str, typer.Argument(metavar="BACKBONE", help="A name from `fedlens weights list`.")
+]
 
 
 @app.command("list")
@@ -34,7 +36,7 @@ def list_all() -> None:
 
 @app.command()
 def fetch(backbone: Backbone) -> None:
-    """Download the weights of a backbone unless they exist, and print their path."""
+    """Get the weights of a backbone: download them if they are missing, and print their path."""
     from fedlens.experiments.build import weights_file
 
     settings = backbone_registry.settings(backbone, "backbone")
@@ -45,9 +47,9 @@ def fetch(backbone: Backbone) -> None:
 def verify(
     backbone: Backbone,
     file: Annotated[
-        Path | None, typer.Option(help="A file; default: where `fetch` puts it.")
+        Path | None, typer.Option(help="The file to check; default: where `fetch` puts it.")
     ] = None,
-    sha256: Annotated[str | None, typer.Option(help="The expected hash.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The SHA-256 that the file must have.")] = None,
 ) -> None:
     """Check that a file has the parameters of the backbone, and print its hash."""
     from fedlens.experiments.build import weights_file

@@ -52,7 +52,7 @@ def algorithm(config: Config) -> str:
     """The established name of what clients and server do, then what differs from it.
 
     FedAvg is the mean of all updates applied as it is; every other row adds its own label. The
-    learning rate of an adaptive server is tuned for each setting, so it is no part of the name.
+    learning rate of an adaptive server is tuned for each setting, so it is not part of the name.
     """
     chosen = config.algorithm
     names = []

@@ -40,8 +40,7 @@ def parse_duration(text: str) -> float:
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= LONGEST_S:
         raise FedlensError(
-            f"'{shown(text)}' must be more than no time and at most 10 years: write 20m, 12h, "
-            "2h30m or 3d."
+            f"'{shown(text)}' must be above 0 and at most 10 years: write 20m, 12h, 2h30m or 3d."
         )
     return seconds
 

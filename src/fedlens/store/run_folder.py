@@ -75,7 +75,7 @@ class Journal:
         try:
             self.rewind(length)
         except FedlensError:
-            log.warning("%s is damaged: it is begun again", self.path)
+            log.warning("%s is damaged: starting it again", self.path)
             self.rewind(0)
 
     def read(self) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ class RunFolder:
 
         config = yaml_reader.read(self.config)
         if not isinstance(config, dict):
-            raise FedlensError(f"{self.config} is not a config.")
+            raise FedlensError(f"{self.config} is not a config: it must have lines `key: value`.")
         return config
 
     def position(self) -> int:

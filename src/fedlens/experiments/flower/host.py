@@ -81,7 +81,7 @@ class HostSession:
 
     def check_client(self, client: int) -> None:
         if not 0 <= client < len(self.partition) or not len(self.partition.shard(client)):
-            raise FedlensError(f"Client {client} does not live on this node.")
+            raise FedlensError(f"Client {client} is not on this node.")
 
     def layout(self, stage: str) -> Params:
         model = self.experiment.model

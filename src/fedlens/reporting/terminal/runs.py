@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedlens.errors import FedlensError
 from fedlens.reporting.study.labels import CENTRAL, NONE, percent
-from fedlens.runtime.units import counted
+from fedlens.runtime.units import counted, duration_text, size_text
 from fedlens.store.run_folder import RunFolder
 
 SHOWN = 20  # lines of a learning curve
@@ -149,17 +149,17 @@ def run_page(folder: RunFolder) -> RenderableType:
         facts.add_row("backbone", _backbone(manifest))
         if "density" in manifest:
             rule = _label(manifest, "mask_rule")
-            facts.add_row("trained", f"{manifest['density']:.4g} of the weights: {rule}")
+            facts.add_row("trains", f"{manifest['density']:.4g} of the weights: {rule}")
         if "clients" in manifest:
             facts.add_row("federation", _federation(manifest))
     if result:
         _add_result(facts, result)
     if manifest:
         session = manifest["sessions"][-1]
-        facts.add_row("sessions", str(len(manifest["sessions"])))
+        facts.add_row("sessions", _sessions(len(manifest["sessions"])))
         facts.add_row("command", Text(manifest["sessions"][0]["command"], overflow="fold"))
         facts.add_row("commit", session["git"] or "not from a git checkout")
-        facts.add_row("device", f"{session['device']}, {session['threads']} threads")
+        facts.add_row("device", f"{session['device']}, {counted(session['threads'], 'thread')}")
     if state in ("interrupted", "failed"):
         facts.add_row("resume with", f"fedlens resume {folder.path}")
     return Group(facts, Text(), _curve(folder, (manifest or {}).get("unit", "epoch")))
@@ -167,24 +167,47 @@ def run_page(folder: RunFolder) -> RenderableType:
 
 def _add_result(facts: Table, result: Mapping[str, Any]) -> None:
     choice, test = result["choice"], result.get("test")
-    facts.add_row("test", _tested(test) if test else NONE)
-    facts.add_row("validation", f"top-1 {percent(result['validation'])}")
-    facts.add_row("chosen on", f"{choice['chosen_on']}, {result['unit']} {choice['unit']}")
+    facts.add_row("test accuracy", _tested(test) if test else NONE)
+    facts.add_row("validation", f"{percent(result['validation'])} (top-1)")
+    facts.add_row("tested", _tested_model(result))
     if clients := result.get("per_client"):
         facts.add_row(
-            "per client", f"mean {clients['mean']:.2%}, worst decile {clients['worst_decile']:.2%}"
+            "per client",
+            f"mean {clients['mean']:.2%}, worst tenth of the clients {clients['worst_decile']:.2%}",
         )
     if privacy := result.get("privacy"):
         bound = f"ε = {privacy['epsilon']:.3g} at δ = {privacy['delta']:.0e}"
         facts.add_row("privacy", f"{privacy['kind']}: {bound}")
     facts.add_row("parameters", f"sha256 {choice['parameters'][:16]}…")
-    facts.add_row("time", f"{result['seconds']:.0f} s")
+    facts.add_row("time", duration_text(result["seconds"]))
     for name, value in result["facts"].items():
-        facts.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
+        facts.add_row(*_measurement(name, value))
 
 
 def _tested(test: Mapping[str, Any]) -> str:
-    return f"top-1 {percent(test)}, top-5 {test['top5']:.2%} of {test['count']} images"
+    images = counted(test["count"], "image")
+    return f"{percent(test)} (top-1), {test['top5']:.2%} (top-5) of {images}"
+
+
+def _tested_model(result: Mapping[str, Any]) -> str:
+    """'the model after round 8, chosen on validation'."""
+    choice = result["choice"]
+    after = f"after {result['unit']} {choice['unit']}" if choice["unit"] else "before training"
+    why = "the last one" if choice["chosen_on"] == "last" else f"chosen on {choice['chosen_on']}"
+    return f"the model {after}, {why}"
+
+
+def _measurement(name: str, value: float) -> tuple[str, str]:
+    """'update size', '1.9 MB': a fact of the result in words."""
+    for ending, word in (("_bytes", " size"), ("_bytes_up", " sent")):
+        if name.endswith(ending):
+            return name.removesuffix(ending).replace("_", " ") + word, size_text(value)
+    number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return name.replace("_", " "), number
+
+
+def _sessions(count: int) -> str:
+    return "1" if count == 1 else f"{count}, resumed {counted(count - 1, 'time')}"
 
 
 def _label(manifest: Mapping[str, Any], key: str) -> str:
@@ -201,8 +224,8 @@ def _backbone(manifest: Mapping[str, Any]) -> str:
 
 def _federation(manifest: Mapping[str, Any]) -> str:
     return (
-        f"{_label(manifest, 'algorithm')}, {manifest['clients']} clients, "
-        f"{manifest['local_steps']} local steps, "
+        f"{_label(manifest, 'algorithm')}, {counted(manifest['clients'], 'client')}, "
+        f"{counted(manifest['local_steps'], 'local step')}, "
         f"partition {_label(manifest, 'partition')}"
     )
 
