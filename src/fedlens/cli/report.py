@@ -18,7 +18,7 @@ app = Commands()
 
 @app.command()
 def report(
-    places: Annotated[
+    runs: Annotated[
         list[Path],
         typer.Argument(metavar="RUNS...", help="Runs, folders of runs, or archives of runs."),
     ],
@@ -61,7 +61,7 @@ def report(
             f"The suite {name} has no contrasts: leave --suite out, or add `contrasts` to it."
         )
     authors = details.read(about) if about else About()
-    result = write(places, folder, authors, asked=asked, pdf=pdf)
+    result = write(runs, folder, authors, asked=asked, pdf=pdf)
     for check in result.audit:
         if check.passed:
             out.print(f"[green]PASS[/green]  {check.title} ({check.scope})", highlight=False)
@@ -92,7 +92,7 @@ def _words(suite: str) -> list[str]:
 
 @app.command()
 def records(
-    root: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs, or an archive.")],
+    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs, or an archive.")],
     archive: Annotated[Path, typer.Option("--out", help="The archive to write, NAME.tar.xz.")],
 ) -> None:
     """Write the records of finished runs to one archive, without checkpoints and logs.
@@ -104,7 +104,7 @@ def records(
     """
     from fedlens.store.export import write_records
 
-    export = write_records(root, archive)
+    export = write_records(runs, archive)
     kept = f"; kept from before: {counted(len(export.kept), 'run')}" if export.kept else ""
     out.print(f"Wrote {counted(len(export.written), 'run')} to {archive}{kept}", **PLAIN)
     if export.unfinished:

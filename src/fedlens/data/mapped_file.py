@@ -90,7 +90,7 @@ class MappedFile:
         return values.view(self.dtype).view(self.rows, *self.shape)
 
     def find(self) -> torch.Tensor | None:
-        """The rows, mapped, if the file is complete and the parts that are checked are undamaged."""
+        """The rows, mapped, if the file is complete and its checked parts are undamaged."""
         digests = self._digests()
         if None in digests:
             return None

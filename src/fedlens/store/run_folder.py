@@ -29,6 +29,7 @@ JOURNALS = ("metrics", "test_curve", CLOCK)
 TAIL = 2**16  # bytes at the end of a journal, enough for its last line
 MARKS = ("config.yaml", "result.json")  # a folder with one of them is a run, perhaps damaged
 ROUND = re.compile(r"round-(\d+)")
+FEW = 5  # run names in one sentence
 HASH = re.compile(r".+_([0-9a-f]{8})")  # how the name that a config gives to its run ends
 # What code that reads a record may raise where a record does not have the shape that it expects.
 SHAPE_ERRORS = (
@@ -286,8 +287,10 @@ def find_run(name: str, root: Path) -> RunFolder:
         raise FedlensError(
             f"No run '{shown(name)}': there are no runs in {root} yet. Start one, or set --runs."
         )
-    options = suggest(name, [run.name for run in known])
-    raise FedlensError(f"No run '{shown(name)}' in {root} (`fedlens ls` lists them): {options}")
+    hint = suggest(name, [run.name for run in known])
+    if len(known) > FEW and not hint.startswith("did you mean"):
+        hint = "`fedlens ls` lists all runs."
+    raise FedlensError(f"No run '{shown(name)}' in {root}: {hint}")
 
 
 def find_runs(path: Path, root: Path = Path("runs")) -> list[RunFolder]:
