@@ -54,7 +54,7 @@ class PlannedRun:
 
     @property
     def unit(self) -> str:
-        return unit(self.cell.config) + ("" if self.units == 1 else "s")
+        return unit(self.cell.config)
 
     def state(self) -> str:
         """finished, running, interrupted: 3 of 8, failed: why, or new."""

@@ -59,7 +59,7 @@ def runs_table(folders: Sequence[RunFolder]) -> RenderableType:
     count = counted(len(folders), "run")
     if finished:
         count += ", all finished" if len(folders) > 1 else ", finished"
-    reasons = [Text(f"{ids[run]} is unreadable: {error}", "red") for run, error in errors.items()]
+    reasons = [Text(f"{ids[run]}: {error}", "red") for run, error in errors.items()]
     return Group(Text("; ".join([count, *common])), Text(), table, *reasons)
 
 
