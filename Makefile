@@ -47,9 +47,10 @@ test: $(READY) ## Set up, then run the whole test suite.
 test-fast: $(READY) ## Run the tests that take a moment each: no whole runs, no other processes (two minutes).
 	$(PYTEST) -m "not slow"
 
-lint: $(READY) ## Check style, types (mypy --strict) and the layers of the architecture.
+lint: $(READY) ## Check style, spelling, types (mypy --strict) and the layers of the architecture.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 

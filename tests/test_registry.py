@@ -275,8 +275,8 @@ def test_a_misspelt_key_is_suggested() -> None:
     ("choice", "complaint"),
     [
         ("dirichlett", "partition=dirichlett is unknown: did you mean 'dirichlet'?"),
-        ({"alpha": 1}, "partition names no partition: write partition=NAME."),
-        ({"name": 3}, "partition names no partition: write partition=NAME."),
+        ({"alpha": 1}, "partition has no `name`: write partition=NAME."),
+        ({"name": 3}, "partition has no `name`: write partition=NAME."),
     ],
 )
 def test_an_unknown_row_is_refused(choice: Any, complaint: str) -> None:

@@ -185,7 +185,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The content of a JSON file that holds names and values."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise FedlensError(f"{path} is not a record: it has no names of values.")
+        raise FedlensError(f"{path} is not a record: it must be a JSON object.")
     return value
 
 

@@ -397,7 +397,8 @@ class Registry:
             signature = inspect.signature(function)
         except ValueError as error:
             raise FedlensError(
-                f"{name} does not say what it takes: wrap it in a function of ({arguments})."
+                f"{name} has parameters that Python cannot list: wrap it in a function of "
+                f"({arguments})."
             ) from error
         required = {
             one.name: None
@@ -430,11 +431,11 @@ class Registry:
     def settings(self, given: str | Mapping[str, Any], where: str) -> RowSettings:
         """A config's choice, complete: the row's name and a checked value of every parameter."""
         if not isinstance(given, str | Mapping):
-            raise FedlensError(f"{where}={shown(given)} names no {self.what}: write {where}=NAME.")
+            raise FedlensError(f"{where}={shown(given)} has no `name`: write {where}=NAME.")
         values = self.chosen(given) if isinstance(given, str) else dict(given)
         name, made_with = values.pop("name", None), values.pop("plugin", None)
         if not isinstance(name, str):
-            raise FedlensError(f"{where} names no {self.what}: write {where}=NAME.")
+            raise FedlensError(f"{where} has no `name`: write {where}=NAME.")
         row = self.get(name)
         if row is None and made_with is not None:
             file = str(made_with).rpartition(":")[0]
@@ -521,7 +522,7 @@ def _check_rows(plugin: Plugin) -> None:
     rows = [row for registry in REGISTRIES.values() for row in registry.added.values()]
     if not any(row.plugin is not None and row.plugin.word == plugin.word for row in rows):
         raise FedlensError(
-            f"The plugin {plugin.path} adds no row: decorate a function with @fl.aggregator, "
+            f"The plugin {plugin.path} registers nothing: decorate a function with @fl.aggregator, "
             "@fl.mask_rule or another of `fedlens config rows`."
         )
 

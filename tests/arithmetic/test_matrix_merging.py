@@ -366,7 +366,7 @@ def test_fisher_average_of_models_reads_what_fisher_gives() -> None:
         ("fisher_average", [{}], "needs statistics, one map for each"),
         ("average", [{}, {}], "'average' reads no statistics"),
         ("fisher_average", [{"w": torch.ones(3, 4)}, {}], "statistics differ: missing w"),
-        ("fisher_average", [{"v": torch.ones(1)}] * 2, "name no tensor of the vectors"),
+        ("fisher_average", [{"v": torch.ones(1)}] * 2, "have no tensor in common"),
         ("fisher_average", [{"w": torch.ones(4)}] * 2, "must have the tensor's shape"),
         ("fisher_average", [{"w": -torch.ones(3, 4)}] * 2, "no negative value"),
         ("fisher_average", [{"w": torch.full((3, 4), math.nan)}] * 2, "not finite"),

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer
 
+import fedlens
 from fedlens.cli import app
 from fedlens.cli.arithmetic import _merge_methods
 from fedlens.cli.numbers import assignment
+from fedlens.cli.shared import out
 from fedlens.errors import FedlensError
 from fedlens.registry import REGISTRIES, merge_method
 
@@ -34,6 +38,46 @@ def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stderr.strip() == "[]"
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command and group, by the words that call it."""
+    command = command or typer.main.get_command(app)
+    yield " ".join(path), command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+def test_every_command_argument_and_option_has_a_help_text() -> None:
+    for words, command in commands():
+        assert command.help, words
+        for parameter in command.params:
+            assert parameter.help, f"{words}: {parameter.name}"
+
+
+def test_help_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, _ in commands():
+        text = printed(capsys, *words.split(), "--help")
+        assert all(len(line.rstrip()) <= 80 for line in text.splitlines()), words
+    assert "--install-completion" in printed(capsys, "--help")
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "--version") == f"fedlens {fedlens.__version__}\n"
+
+
+def test_experiments_and_suites_are_listed_with_their_fields(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "_width", 80)
+    for command, name in (("config", "centralized"), ("suite", "mask_rules")):
+        text = printed(capsys, command)
+        assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+        assert f"\n{name}\n" in f"\n{text}"
+        assert text.count("\ncommand: fedlens ") == text.count("\ncost:    ") > 10
 
 
 def test_rows_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:

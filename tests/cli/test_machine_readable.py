@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -52,6 +53,24 @@ def root(tmp_path: Path) -> Path:
         make(tmp_path / "runs" / f"run_s{seed}", seed=seed, finished=seed > 0)
     (tmp_path / "runs" / "run_s2" / "result.json").write_text("{")
     return tmp_path / "runs"
+
+
+def test_runs_are_filtered_by_name_label_or_state_and_by_age(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        os.utime(root / f"run_s{number}" / "config.yaml", (number, number))
+
+    def names(*options: str) -> list[str]:
+        rows = json.loads(printed(capsys, "ls", "--json", "--runs", str(root), *options))
+        return [row["name"] for row in rows]
+
+    assert names("--last", "2") == ["run_s1", "run_s2"]
+    assert names("--filter", "S1") == names("--filter", "finished") == ["run_s1"]
+    assert names("--filter", "cifar-100", "--last", "1") == ["run_s1"]  # run_s2 is unreadable
+    assert names("--filter", "cifar", "--filter", "s2") == []
+    text = printed(capsys, "ls", "--runs", str(root), "--filter", "nothing")
+    assert "has 3 runs, but none matches 'nothing'" in text
 
 
 def test_json_lists_every_run_with_the_columns_of_load_runs(

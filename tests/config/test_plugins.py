@@ -228,7 +228,7 @@ def test_a_wrong_dotted_path_is_one_sentence(no_plugins: Path, path: str, says: 
         ("def f(:\n", "mine.py, line 1: the plugin does not import (SyntaxError"),
         ("import fedlens\n\n1 / 0\n", "mine.py, line 3: the plugin does not import (ZeroDivision"),
         ("raise SystemExit(3)\n", "mine.py, line 1: the plugin does not import (SystemExit"),
-        ("import fedlens\n", "mine.py adds no row: decorate a function with @fl.aggregator"),
+        ("import fedlens\n", "mine.py registers nothing: decorate a function with @fl.aggregator"),
         (DAMPED.replace("def damped", "def median"), "'median' exists already (fedlens."),
         (DAMPED.replace("(updates, weights, *, factor", "(updates, *, factor"),
          "damped must take (updates, weights)."),

@@ -128,7 +128,7 @@ def single_image_of_a_class(root: Path) -> None:
         (corrupt, "broken.png cannot be read as an image .it is not an image that Pillow knows"),
         (unknown_in_test, "test/dune is of class 'dune', which .*train does not have"),
         (without_test, "has train/ but no test/: add test/, or set data.root="),
-        (single_image_of_a_class, "has one image only of class 'birch', which cannot be in both"),
+        (single_image_of_a_class, "has only one image of class 'birch', which cannot be in both"),
     ],
 )
 def test_bad_folders_get_one_sentence(tmp_path: Path, make: object, message: str) -> None:

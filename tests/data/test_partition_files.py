@@ -50,7 +50,7 @@ def test_client_ids_are_sorted_numbers_or_words() -> None:
     [
         ([[0, 1], [2]], "gives 1 of 4 training images to no client, such as image 3"),
         ([[0, 1], [1, 2, 3]], "gives image 1 to client 0 and to client 1"),
-        ([[0, 1], [2, 4]], "has position 4, and the 4 training images are numbered from 0 to 3"),
+        ([[0, 1], [2, 4]], "has position 4, but the 4 training images are numbered from 0 to 3"),
         ([[0, 1, 2, 3], []], "gives client 1 no images"),
         ({"a": [0]}, "is not a list of lists of positions"),
         ([[0, "1"]], "is not a list of lists of positions"),
@@ -74,7 +74,7 @@ def test_wrong_lengths_and_numbers_get_one_sentence(tmp_path: Path) -> None:
         fl.partition([0] * 4, by="key", keys="abab", clients=3)
     with pytest.raises(FedlensError, match="There are 2 client ids for 4 samples"):
         fl.partition([0] * 4, by="key", keys="ab")
-    with pytest.raises(FedlensError, match="partition=key needs to know who each image is from"):
+    with pytest.raises(FedlensError, match="partition=key needs a client for each image"):
         fl.partition([0] * 4, by="key")
     with pytest.raises(FedlensError, match="clients is missing"):
         fl.partition([0] * 4)
@@ -115,7 +115,7 @@ def test_a_missing_image_is_named(tmp_path: Path) -> None:
     text = table.read_text().replace("train/birch/0.png,ann\n", "")
     table.write_text(text)
     config = configured(root, "partition=key", f"partition.file={table}")
-    with pytest.raises(FedlensError, match=r"names no client for train/birch/0\.png"):
+    with pytest.raises(FedlensError, match=r"does not name a client for train/birch/0\.png"):
         whole(config)
 
 

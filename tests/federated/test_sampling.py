@@ -144,7 +144,7 @@ def test_the_tasks_of_a_cohort_know_their_chain() -> None:
     assert len(found.drawn) == 20
     assert len(found.dropped) == 20 - len(found.tasks) > 0
     assert draw_cohort(1, 1, [5] * 10, size=5, lr=0.1, local_steps=3).chains == []
-    with pytest.raises(FedlensError, match=r"\[\[1, 2\], 3\] are in chains only in part"):
+    with pytest.raises(FedlensError, match=r"\[\[1, 2\], 3\] mix single clients and chains"):
         draw_cohort(1, 1, [5] * 9, size=3, lr=0.1, local_steps=3, sample=lambda *_: [[1, 2], 3])
 
 

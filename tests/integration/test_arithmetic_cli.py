@@ -65,7 +65,7 @@ def recorded(answer: tuple[int, str, str]) -> Record:
     assert code == 0, err
     (path,) = (line.removeprefix("record ") for line in out.splitlines() if "record.json" in line)
     assert (Path(path).parent / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert f"drawn to {Path(path).parent / 'figure.png'}" in out
+    assert f"figure: {Path(path).parent / 'figure.png'}" in out
     record: Record = json.loads(Path(path).read_text())
     return record
 

@@ -98,7 +98,7 @@ def test_damage_does_not_change_the_result(how: str, cut: Any, tmp_path: Path) -
     before = len(run.log.read_text())
     (NOTICED | HARMLESS)[how](run)
     assert facts(resume(run)) == expected
-    assert ("falling back" in run.log.read_text()[before:]) == (how in NOTICED)
+    assert ("using an earlier one" in run.log.read_text()[before:]) == (how in NOTICED)
     assert not list(run.path.glob(".partial*"))
 
 

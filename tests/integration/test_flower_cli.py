@@ -74,7 +74,7 @@ def test_up_starts_a_federation_prints_its_logs_and_ends_all_processes(tmp_path:
     folder = tmp_path / "federation"
     words = [*SPLIT, "--nodes", "1", "--address", "127.0.0.1:0", "--federation", str(folder)]
     with started("flower", "up", *words, at=tmp_path) as (process, output):
-        wait_until(lambda: "1 node is connected" in output() or process.poll() is not None, output)
+        wait_until(lambda: "Connected: 1 node" in output() or process.poll() is not None, output)
         assert "fedlens run quickstart_fedavg" in output()  # the command for another terminal
         for name in ("superlink", "node-0"):
             wait_until(
@@ -89,9 +89,9 @@ def test_a_superlink_starts_with_the_written_data_and_keys(fedlens: Call, tmp_pa
     folder = tmp_path / "federation"
     at = ["--federation", str(folder)]
     code, out, _ = fedlens("flower", "partition", *SPLIT, "--nodes", "2", *at)
-    assert (code, out) == (0, f"{folder} holds the data of 2 nodes and the server.\n")
+    assert (code, out) == (0, f"{folder} now has the data of 2 nodes and the server.\n")
     code, out, _ = fedlens("flower", "partition", *SPLIT, "--nodes", "2", *at)
-    assert (code, out) == (0, f"{folder} already held the data of 2 nodes and the server.\n")
+    assert (code, out) == (0, f"{folder} already has the data of 2 nodes and the server.\n")
     code, out, _ = fedlens("flower", "keys", "--nodes", "2", "--host", "lab", *at)
     assert code == 0
     assert "lab" in out

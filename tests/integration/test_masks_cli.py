@@ -92,7 +92,7 @@ def test_runs_and_files_are_compared_and_drawn(show) -> None:
         "Jaccard overlap 1 2",
         "1 least sensitive 20% 1 0.300 (0.112 by chance)",
         "2 random 20% 0.300 (0.112 by chance) 1",
-        "drawn to pictures/m.svg",
+        "figure: pictures/m.svg",
     ]
     assert "<!-- 2  random 20% -->" in Path("pictures/m.svg").read_text(encoding="utf-8")
 

@@ -60,12 +60,12 @@ def test_from_a_folder_to_a_report(photos: Path, fedlens: Call, unsaved_figures:
     clients_file(photos, 3)
     code, _, error = fedlens("resume", str(run))
     assert code != 0
-    assert "began with other partition (the hashes differ)" in error
+    assert "began with different partition (the hashes differ)" in error
     clients_file(photos, 2)
     pictures.picture(2, 30, 30).save(photos / "apple" / "0.png")
     code, _, error = fedlens("resume", str(run))
     assert code != 0
-    assert "began with other data (the hashes differ)" in error
+    assert "began with different data (the hashes differ)" in error
 
 
 def test_bad_input_is_one_sentence_without_a_traceback(photos: Path, fedlens: Call) -> None:

@@ -339,7 +339,7 @@ def test_a_new_project_works_at_once(
     assert fedlens("new", "study")[0] == 0
     code, _, err = fedlens("new", "study")
     assert code == 2
-    assert "study has files in it: name a new or empty folder." in err
+    assert "study is not empty: name a new or empty folder." in err
     project = no_plugins / "study"
     monkeypatch.chdir(project)
     few = ["backbone.pretrained=false", "data.train_per_class=4", "data.test_per_class=2",

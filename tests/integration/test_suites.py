@@ -59,8 +59,8 @@ def test_a_suite_isolates_failures_and_says_what_to_do(
     assert "±" in lines[1]
     assert "failed" in lines[3]
     assert "failed: broken, seed 1: The loss became" in out
-    repeat = next(line for line in lines if line.strip().startswith("repeat:"))
-    assert repeat.split("repeat: ")[1].startswith(
+    repeat = next(line for line in lines if line.strip().startswith("run it again:"))
+    assert repeat.split("run it again: ")[1].startswith(
         "fedlens run quickstart train.epochs=2 train.lr=1e30"
     )
     assert repeat.endswith("seed=0")

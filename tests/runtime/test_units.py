@@ -1,9 +1,9 @@
-"""Durations and sizes in words, and durations read from words."""
+"""Durations, sizes and counts in words, and durations read from words."""
 
 import pytest
 
 from fedlens.errors import FedlensError
-from fedlens.runtime.units import duration_text, parse_duration, size_text
+from fedlens.runtime.units import counted, duration_text, parse_duration, size_text
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,19 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 )
 def test_size_text(size: float, text: str) -> None:
     assert size_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (0, "run", "0 runs"),
+        (1, "run", "1 run"),
+        (2, "run", "2 runs"),
+        (1, "analysis", "1 analysis"),
+        (3, "analysis", "3 analyses"),
+        (100, "class", "100 classes"),
+        (2, "training image", "2 training images"),
+    ],
+)
+def test_counted(count: int, noun: str, text: str) -> None:
+    assert counted(count, noun) == text

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,31 @@ def test_runs_are_found_by_path_name_and_part(tmp_path: Path) -> None:
     assert find_run(str(one.path), Path("nowhere")) == one
     assert find_run("ridge_s1", tmp_path) == two
     assert find_run("s1", tmp_path) == two
-    with pytest.raises(FedlensError, match="fits 2 runs: ridge_s0, ridge_s1"):
-        find_run("ridge", tmp_path)
     with pytest.raises(FedlensError, match="did you mean 'ridge_s0'"):
         find_run("ridge_s00", tmp_path)
     with pytest.raises(FedlensError, match="no runs in"):
         find_run("x", tmp_path / "empty")
+
+
+def test_of_several_matches_the_newest_run_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["fedavg_s0_0123abcd", "fedavg_s1_89abcdef", "fedavg_0123abcd_s2"]
+    old, new, other = (make(tmp_path, name) for name in names)
+    for number, run in enumerate((new, old, other)):  # the order in which they were begun
+        os.utime(run.config, (number, number))
+    assert find_run("fedavg", tmp_path) == other
+    assert "3 runs match 'fedavg': using the newest, fedavg_0123abcd_s2" in caplog.text
+    assert find_run("fedavg_s", tmp_path) == old
+    caplog.clear()
+    assert [find_run(run.short_id, tmp_path) for run in (old, new)] == [old, new]
+    assert not caplog.text  # an id names one run, even where it is part of another's name
+
+
+def test_a_short_id_is_the_hash_of_a_name_or_a_name_that_was_chosen(tmp_path: Path) -> None:
+    assert make(tmp_path, "ridge_cifar100_s0_0123abcd").short_id == "0123abcd"
+    assert make(tmp_path, "my-run").short_id == "my-run"
+    assert make(tmp_path, "0123abcd").short_id == "0123abcd"
 
 
 def test_looking_at_a_run_leaves_no_trace(tmp_path: Path) -> None:

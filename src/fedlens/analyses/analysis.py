@@ -63,7 +63,7 @@ def choose_and_test(run: LoadedRun, analysis: Analysis, candidates: Sequence[Can
         try:
             evaluation = run.validate(candidate.parameters())
         except NotFinite:
-            log.warning("%s: left out, its loss is not finite", text)
+            log.warning("%s is left out: its loss is not finite", text)
             left_out.append(candidate.settings)
             continue
         metrics = {"validation": evaluation.metrics(), **analysis.metrics(evaluation)}

@@ -20,7 +20,9 @@ def coefficients(
     weights = weights or {}
     named = Counter([*drop, *negate, *weights])
     if unknown := sorted(named.keys() - set(clients)):
-        raise FedlensError(f"Client {unknown[0]} did not take part: name clients that did.")
+        raise FedlensError(
+            f"Client {unknown[0]} did not take part in these rounds: name clients that did."
+        )
     if repeated := sorted(client for client, times in named.items() if times > 1):
         raise FedlensError(
             f"Client {repeated[0]} is named twice: either drop, negate or re-weight it."

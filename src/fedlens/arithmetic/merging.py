@@ -130,8 +130,9 @@ def check_statistics(
             raise FedlensError(f"The vectors' statistics differ: {fault}.")
     if statistics[0] and not statistics[0].keys() & vectors[0].keys():
         raise FedlensError(
-            f"The statistics name no tensor of the vectors ({', '.join(list(statistics[0])[:3])}, "
-            f"…): compute them with {needs} of models that have these tensors."
+            "The statistics and the vectors have no tensor in common "
+            f"({', '.join(list(statistics[0])[:3])}, …): compute them "
+            f"with {needs} of models that have these tensors."
         )
     for one in statistics:
         for name, value in one.items():

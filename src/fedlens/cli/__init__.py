@@ -3,6 +3,7 @@
 import errno
 import logging
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ from fedlens.cli import (
     tune,
     weights,
 )
-from fedlens.cli.shared import PLAIN
+from fedlens.cli.shared import PLAIN, Commands
 from fedlens.errors import FedlensError
 from fedlens.runtime.logs import logging_to
 from fedlens.runtime.shared_machine import choose_waiting
@@ -32,11 +33,11 @@ __all__ = ["app", "main"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes
 
-app = typer.Typer(
-    help="Federated learning under the lens of task arithmetic.",
-    epilog="Start with `fedlens suite quick`: no download, minutes on a laptop.",
+app = Commands(
+    help="Train models with federated learning, and study them with task arithmetic.",
+    epilog="Start with `fedlens suite quick`: it needs no download and takes minutes on a laptop. "
+    "`fedlens --install-completion` lets the Tab key complete commands and options.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -51,6 +52,26 @@ app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
 app.add_typer(masks.app, name="masks")
 app.add_typer(weights.app, name="weights")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fedlens import __version__
+
+        print(f"fedlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of `fedlens` itself."""
 
 
 def main() -> None:
@@ -72,7 +93,7 @@ def main() -> None:
             )  # fmt: skip
             sys.exit(2)
         except Interrupted as reason:
-            console.print(f"Stopped; {reason}", **PLAIN)
+            console.print(f"Stopped: {reason}", **PLAIN)
             sys.exit(INTERRUPTED)
 
 

@@ -15,13 +15,21 @@ from fedlens.store.run_folder import RunFolder
 if TYPE_CHECKING:
     from fedlens.experiments.loaded_run import LoadedRun
 
-Alphas = Annotated[str, typer.Option(help="Values of α: `0,0.5,1` or first:last:step.")]
-Scales = Annotated[str, typer.Option(help="Values of λ: `0.5,1,2` or first:last:step.")]
+Alphas = Annotated[
+    str, typer.Option(help="Values of α: a list such as `0,0.5,1`, or first:last:step.")
+]
+Scales = Annotated[
+    str, typer.Option(help="Values of λ: a list such as `0.5,1,2`, or first:last:step.")
+]
 Round = Annotated[
-    int | None, typer.Option("--round", help="A round whose updates were kept; default: the last.")
+    int | None,
+    typer.Option(
+        "--round", help="The round whose client updates to use; default: the last that was kept."
+    ),
 ]
 FigureFile = Annotated[
-    Path | None, typer.Option("--figure", help="Also draw it to this file (png, svg or pdf).")
+    Path | None,
+    typer.Option("--figure", help="Also save the figure to this file (png, svg or pdf)."),
 ]
 
 
@@ -46,14 +54,14 @@ def compute_or_load(
             try:
                 record = compute(name, stop)
             except Interrupted as reason:
-                raise Interrupted("run the same command again.") from reason
+                raise Interrupted("run the same command again to start over.") from reason
     with folder.named_in_errors():
         out.print(analysis_page(record))
-        out.print(f"record {target / 'record.json'}", soft_wrap=True)
+        out.print(f"record: {target / 'record.json'}", soft_wrap=True)
         for path in (target / "figure.png", figure):
             if path:
                 draw(record, path)
-                out.print(f"drawn to {path}", soft_wrap=True)
+                out.print(f"figure: {path}", soft_wrap=True)
 
 
 def load_run(

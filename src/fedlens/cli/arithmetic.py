@@ -8,7 +8,7 @@ import typer
 from fedlens.analyses.grids import grid
 from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, compute_or_load, load_run
 from fedlens.cli.numbers import assignment, integers, pairs
-from fedlens.cli.shared import RUNS, Overrides, Plugins, Root, RunName
+from fedlens.cli.shared import RUNS, Commands, Overrides, Plugins, Root, RunName
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import merge_method
 from fedlens.runtime.stop import StopRequest
@@ -20,7 +20,7 @@ from fedlens.store.analysis_records import (
 )
 from fedlens.store.run_folder import RunFolder, find_run
 
-app = typer.Typer(
+app = Commands(
     help="Edit trained models with task vectors: scale, compose, merge, forget.",
     no_args_is_help=True,
 )
@@ -30,23 +30,27 @@ BASES = ("pretrained", "ridge")
 
 @app.command()
 def alpha(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
     base: Annotated[
-        str, typer.Option(help="`pretrained`, `ridge`, or another run with the same model.")
+        str,
+        typer.Option(
+            help="Where α = 0 is: `pretrained`, `ridge`, or another run with the same model."
+        ),
     ] = "pretrained",
     alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """W_base + α(W_run − W_base) over a grid of α, chosen on validation, tested once.
+    """Scale the task vector of a run: W_base + α(W_run − W_base) for several α.
 
-    The base `pretrained` is the model the run started from, with its head as fitted.
+    The best α on validation is tested once. The base `pretrained` is the model that the run started
+    from, with its fitted head; `ridge` gives that model a ridge head.
 
     Example: `fedlens arithmetic alpha fedavg --base centralized --alphas 0:2:0.1`
     """
-    folder, points = find_run(which, root), grid(alphas)
+    folder, points = find_run(run, root), grid(alphas)
     other = None if base in BASES else find_run(base, root)
     settings = {"base": base} if other is None else {"base": other.name, "of": _digest(other)}
 
@@ -71,21 +75,27 @@ def alpha(
 @app.command()
 def compose(
     terms: Annotated[
-        list[str], typer.Argument(metavar="RUN=COEF...", help="Runs and their coefficients.")
+        list[str],
+        typer.Argument(
+            metavar="RUN=COEF...",
+            help="Runs and their coefficients, such as `first=1 second=-0.5`.",
+        ),
     ],
     alphas: Alphas = "0:2:0.1",
     figure: FigureFile = None,
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """θ + α Σ c τ: task vectors of several runs, added, negated, scaled; evaluated as the first.
+    """Add or subtract the task vectors τ of several runs: θ + α Σ c τ for several α.
+
+    θ, the head and the data are those of the first run. The best α on validation is tested once.
 
     Example: `fedlens arithmetic compose first=1 second=-0.5`
     """
     named = [(find_run(word, root), factor) for word, factor in pairs(terms, "RUN=COEF")]
     coefficients = {folder.name: factor for folder, factor in named}
     if len(coefficients) < len(named):
-        raise FedlensError("A run is named twice: give each run one coefficient.")
+        raise FedlensError("A run is named twice: name each run once.")
     first, points = named[0][0], grid(alphas)
     digests = {folder.name: _digest(folder) for folder, _ in named}
 
@@ -102,8 +112,11 @@ def compose(
 
 @app.command()
 def merge(
-    which: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run with federated.keep_updates.")
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="A run that kept client updates (federated.keep_updates=1)."
+        ),
     ] = None,
     overrides: Overrides = None,
     method: Annotated[
@@ -126,11 +139,12 @@ def merge(
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """Merge the client updates of a round by several methods, and test the best of them.
+    """Merge the client updates of one round by several methods, and test the best one.
 
-    Task arithmetic sums, most others average: with ten clients its λ = 0.1 equals λ = 1 of
-    average. TSV-Merge and Iso-C sum matrices, unless `--parameter mean=true`. What RegMean and the
-    Fisher average need is computed from the clients' data at the parameters they ended with.
+    Task arithmetic sums the updates and most other methods average them: with ten clients, λ = 0.1
+    of task arithmetic equals λ = 1 of the average. TSV-Merge and Iso-C sum matrices, unless you set
+    `--parameter mean=true`. RegMean and the Fisher average use statistics of the clients' data,
+    computed with the clients' models.
 
     Example: `fedlens arithmetic merge fedavg --method ties --method dare --scales 0.5,1,2`
     """
@@ -139,10 +153,10 @@ def merge(
 
         print_rows("merge_method")
         return
-    if which is None:
+    if run is None:
         raise FedlensError("Name a RUN to merge the updates of, or use --list.")
     methods = _merge_methods(method or merge_method.names, parameter or [])
-    folder, points = find_run(which, root), grid(scales)
+    folder, points = find_run(run, root), grid(scales)
     require_kept_rounds(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
@@ -162,24 +176,27 @@ def merge(
 
 @app.command()
 def clients(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
-    drop: Annotated[str | None, typer.Option(help="Clients to leave out: `3,7`.")] = None,
-    negate: Annotated[str | None, typer.Option(help="Clients to subtract: `5`.")] = None,
+    drop: Annotated[str | None, typer.Option(help="Clients to leave out, such as `3,7`.")] = None,
+    negate: Annotated[
+        str | None, typer.Option(help="Clients whose updates to subtract, such as `5`.")
+    ] = None,
     weight: Annotated[
-        list[str] | None, typer.Option(help="A client and its factor: `2=0.5`.")
+        list[str] | None,
+        typer.Option(help="A client and the factor of its update, such as `2=0.5`; repeatable."),
     ] = None,
     figure: FigureFile = None,
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """Drop, negate or re-weight clients in the rounds whose updates were kept.
+    """Remove, subtract or re-weight clients in the rounds whose updates were kept.
 
-    Target accuracy is on the classes these clients hold, control accuracy on all others.
+    Target accuracy is on the classes that these clients hold, control accuracy on all others.
 
     Example: `fedlens arithmetic clients fedavg --drop 3,7 --weight 2=0.5`
     """
-    folder = find_run(which, root)
+    folder = find_run(run, root)
     require_kept_rounds(folder)
     dropped, negated = integers(drop, "--drop"), integers(negate, "--negate")
     weighted = pairs(weight or [], "CLIENT=FACTOR")
@@ -204,19 +221,24 @@ def clients(
 
 @app.command()
 def forget(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
-    label: Annotated[int | None, typer.Option("--class", help="The class to forget.")] = None,
-    client: Annotated[int | None, typer.Option(help="The client to forget.")] = None,
+    label: Annotated[
+        int | None, typer.Option("--class", help="The number of the class to forget.")
+    ] = None,
+    client: Annotated[int | None, typer.Option(help="The number of the client to forget.")] = None,
     scales: Scales = "0:3:0.25",
-    keep: Annotated[float, typer.Option(help="The fraction of control accuracy to keep.")] = 0.95,
+    keep: Annotated[
+        float, typer.Option(help="The fraction of the accuracy on other classes to keep.")
+    ] = 0.95,
     figure: FigureFile = None,
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """Subtract the contribution of a class or a client, by the λ that keeps all other accuracy.
+    """Forget a class or a client: subtract λ times its contribution from the model.
 
-    λ = 0, the model as trained, is always among the candidates.
+    The λ that forgets most on validation is tested, among those that keep the accuracy on all other
+    classes. λ = 0, the model as trained, is always among the candidates.
 
     Example: `fedlens arithmetic forget fedavg --class 3 --keep 0.95`
     """
@@ -224,7 +246,7 @@ def forget(
         raise FedlensError("Choose what to forget: either --class N or --client N.")
     if not 0 <= keep <= 1:
         raise FedlensError(f"--keep={keep} must be in [0, 1]: it is a fraction.")
-    folder, points = find_run(which, root), sorted({0.0, *grid(scales)})
+    folder, points = find_run(run, root), sorted({0.0, *grid(scales)})
     require_kept_rounds(folder)
 
     def compute(name: str, stop: StopRequest) -> Record:
@@ -243,7 +265,7 @@ def forget(
 
 @app.command()
 def interference(
-    which: RunName,
+    run: RunName,
     overrides: Overrides = None,
     pair: Annotated[
         str | None, typer.Option(help="Two clients, `3,7`; default: the first two of the round.")
@@ -254,13 +276,13 @@ def interference(
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """How the clients of a round interfere: cosines, sign conflicts, disentanglement of a pair.
+    """Measure how client updates interfere: cosines, sign conflicts, weight disentanglement.
 
-    Measured on validation images only.
+    It uses validation images only.
 
     Example: `fedlens arithmetic interference fedavg --pair 3,7 --alphas 0:2:0.25`
     """
-    folder, points = find_run(which, root), grid(alphas)
+    folder, points = find_run(run, root), grid(alphas)
     require_kept_rounds(folder)
     both = integers(pair, "--pair")
     if both and len(both) != 2:

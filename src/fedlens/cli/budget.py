@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedlens.cli.shared import PLAIN, out
-from fedlens.runtime.units import duration_text, size_text
+from fedlens.runtime.units import counted, duration_text, size_text
 
 if TYPE_CHECKING:
     from fedlens.suites.budget import BudgetPlan
@@ -144,27 +144,27 @@ def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machin
         )
     if made.passed_over:
         out.print(
-            f"\n{_runs_were(made.passed_over, 'run')} left out for want of time, although shorter "
-            "ones of lower priority are in the plan: give the study more time to compare them.",
+            f"\n{_runs_were(made.passed_over, 'run')} left out because they are too long, although "
+            "shorter ones of lower priority are in the plan: a larger --budget includes them.",
             **PLAIN,
         )
     memory = max(machine.peak_memory(cell.config) for cell in made.cells)
     out.print(
-        f"\n{len(made.cells)} runs take about {duration_text(made.total(at_once))}, and at most "
+        f"\n{counted(len(made.cells), 'run')}: about {duration_text(made.total(at_once))}, at most "
         f"{size_text(memory)} of memory in the largest. {machine.sentence()}",
         **PLAIN,
     )
 
 
 def _runs_were(count: int, noun: str) -> str:
-    return f"{count} {noun} was" if count == 1 else f"{count} {noun}s were"
+    return f"{counted(count, noun)} {'was' if count == 1 else 'were'}"
 
 
 def _print_resumed(study: BudgetedStudy) -> None:
     plan, left = study.plan, len(_unfinished(study.cells))
     out.print(
-        f"Resuming the plan {study.path}: {len(plan.runs) - left} of {len(plan.runs)} runs are "
-        f"done, {duration_text(plan.used_seconds)} of {duration_text(plan.seconds)} used.",
+        f"Resuming the plan {study.path}: {len(plan.runs) - left} of {len(plan.runs)} runs have "
+        f"finished, {duration_text(plan.used_seconds)} of {duration_text(plan.seconds)} used.",
         **PLAIN,
     )
 

@@ -7,13 +7,14 @@ import typer
 from rich.table import Table
 
 from fedlens import registry
-from fedlens.cli.shared import Overrides, Plugins, out
+from fedlens.cli.shared import Commands, Overrides, Plugins, out
 from fedlens.errors import FedlensError
+from fedlens.runtime.units import counted
 
 if TYPE_CHECKING:
     from fedlens.data.images import Dataset
 
-app = typer.Typer(help="Fetch, verify and describe datasets.", no_args_is_help=True)
+app = Commands(help="Get, check and describe datasets.", no_args_is_help=True)
 
 DataName = Annotated[
     str,
@@ -28,7 +29,9 @@ DataSettings = Annotated[
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option("--root", help="The folder of its files; default: $FEDLENS_DATA, else the cache."),
+    typer.Option(
+        "--root", help="The folder with its files; default: $FEDLENS_DATA, else the cache folder."
+    ),
 ]
 
 
@@ -39,14 +42,15 @@ def fetch(
     root: DataRoot = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Download, draw or decode the images of a dataset unless they exist.
+    """Get the images of a dataset: download, generate or decode them if they are missing.
 
     Example: `fedlens data fetch folder --root photos data.size=32`
     """
     dataset = _dataset(name, settings, root)
     images = dataset.load_train()
     out.print(
-        f"{name} is complete: {len(images)} training images of {len(dataset.classes)} classes"
+        f"{name} is complete: {counted(len(images), 'training image')} of "
+        f"{counted(len(dataset.classes), 'class')}."
     )
 
 
@@ -57,7 +61,7 @@ def verify(
     root: DataRoot = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Compare the files of a dataset with the official checksums, or decode them all."""
+    """Check the files of a dataset: compare them with official checksums, or decode them all."""
     states = _dataset(name, settings, root).verify()
     for file, state in states.items():
         out.print(f"{state:8} {file}", soft_wrap=True)
@@ -65,21 +69,23 @@ def verify(
         out.print(f"{name} has no files to verify: it is checked whenever it is loaded.")
     elif set(states.values()) != {"ok"}:
         raise FedlensError(
-            f"{name} is not complete: fetch what is missing by `fedlens data fetch {name}`, and "
-            "replace or remove what is corrupt."
+            f"Files of {name} are missing or corrupt: get missing files with `fedlens data fetch "
+            f"{name}`, and replace or remove corrupt ones."
         )
 
 
 @app.command()
 def partition(
-    experiment: Annotated[str, typer.Argument(help="A federated experiment.")],
+    experiment: Annotated[
+        str, typer.Argument(help="A federated experiment from `fedlens config`, or a YAML file.")
+    ],
     overrides: Overrides = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw it to this file (png, svg or pdf).")
+        Path | None, typer.Option(help="Save a figure to this file (png, svg or pdf).")
     ] = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Show how an experiment partitions its data over the clients, without running it.
+    """Show how an experiment divides its data among clients, without running it.
 
     Example: `fedlens data partition fedavg_noniid partition.classes_per_client=5 --figure p.png`
     """
@@ -96,7 +102,7 @@ def partition(
     out.print(partition_table(record))
     if figure:
         partition_figure(record, figure)
-        out.print(f"drawn to {figure}", soft_wrap=True)
+        out.print(f"figure: {figure}", soft_wrap=True)
 
 
 @app.command()
@@ -106,7 +112,7 @@ def describe(
     root: DataRoot = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Describe a dataset; its test images are not shown."""
+    """Show the size and classes of a dataset; its test images stay unread."""
     dataset = _dataset(name, settings, root)
     images = dataset.load_train()
     counts = images.labels.bincount()

@@ -5,31 +5,31 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, RUNS, Overrides, Root, RunName, out
+from fedlens.cli.shared import PLAIN, RUNS, Commands, Overrides, Root, RunName, out
 from fedlens.runtime.stop import Interrupted, listening
 from fedlens.store.analysis_records import require_result
 from fedlens.store.run_folder import find_run
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()
 def export(
-    which: RunName,
+    run: RunName,
     target: Annotated[Path, typer.Option("--out", help="A new folder for the model.")],
     overrides: Overrides = None,
     root: Root = RUNS,
 ) -> None:
-    """Write the whole model of a finished run: model.safetensors, config.json and README.md.
+    """Write the model of a finished run to a folder, to use or publish it.
 
-    The tensors have the names of the timm model that the run started from, so that
-    `timm.create_model` loads them; `fl.load_model` loads every export. README.md is a model card
-    with data, method, accuracy, licence and command. Where data lie elsewhere than at training, set
-    the path: `data.root=/content/data`
+    The folder gets model.safetensors, config.json and README.md, a model card with data, method,
+    accuracy, licence and command. `fl.load_model` loads every export. `timm.create_model` loads it
+    too if the run started from a model of timm. If the data have moved since training, set their
+    path: `data.root=/content/data`
 
     Example: `fedlens export fedavg --out my_model`
     """
-    folder = find_run(which, root)
+    folder = find_run(run, root)
     require_result(folder)
     from fedlens.config import compose
     from fedlens.experiments.export_model import whole_model
@@ -45,10 +45,10 @@ def export(
             model = whole_model(load_run(folder, stop, overrides=overrides), config)
             stop.check()
         except Interrupted as reason:
-            raise Interrupted("run the same command again.") from reason
+            raise Interrupted("run the same command again to start over.") from reason
     seeds = repetitions(folder)
     exported_model.write(target, model.tensors, model.config, model_card(model.config, seeds))
-    out.print(f"{folder.name} written to {target}", **PLAIN)
-    out.print(f"load it with fl.load_model({str(target)!r})", **PLAIN)
+    out.print(f"model: {target} (from {folder.name})", **PLAIN)
+    out.print(f"Load it in Python: fl.load_model({str(target)!r})", **PLAIN)
     if not model.config["fedlens"]["loads_in_timm"]:
-        out.print("timm.create_model cannot build this model.", **PLAIN)
+        out.print("timm.create_model cannot build this model: use fl.load_model.", **PLAIN)

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.numbers import within
-from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.cli.shared import PLAIN, Commands, Overrides, Plugins, out
 from fedlens.errors import FedlensError, shown
+from fedlens.runtime.units import counted
 
-app = typer.Typer(
-    help="Clients on separate nodes, by Flower: split the data, make keys, start servers.",
+app = Commands(
+    help="Run clients on separate machines with Flower: split data, make keys, start nodes.",
     no_args_is_help=True,
 )
 
@@ -49,7 +50,9 @@ def partition(
     folder: Folder = FOLDER,
     _plugins: Plugins = None,
 ) -> None:
-    """Split an experiment's data: server/ for the SuperLink's host, node-0/, node-1/, … for nodes.
+    """Split the data of an experiment into folders: server/, node-0/, node-1/, …
+
+    Copy server/ to the machine of the SuperLink, and every other folder to its node.
 
     Example: `fedlens flower partition quickstart_fedavg --nodes 4`
     """
@@ -60,10 +63,8 @@ def partition(
     config = compose(experiment, overrides or [])
     with listening() as stop:
         made = write_shards(config, folder, nodes, stop.check)
-    out.print(
-        f"{folder} {'holds' if made else 'already held'} the data of {nodes} nodes and the server.",
-        **PLAIN,
-    )
+    state = "now has" if made else "already has"
+    out.print(f"{folder} {state} the data of {counted(nodes, 'node')} and the server.", **PLAIN)
 
 
 @app.command()
@@ -78,7 +79,7 @@ def keys(
         bool,
         typer.Option(
             "--renew",
-            help="Replace existing ones; nodes then need the new ca.crt.",
+            help="Replace existing certificates and keys; nodes then need the new ca.crt.",
         ),
     ] = False,
 ) -> None:
@@ -96,7 +97,7 @@ def keys(
 
     credentials(folder, nodes, host or [], renew=renew)
     covered = ", ".join(dict.fromkeys([*LOCAL_HOSTS, *(host or [])]))
-    out.print(f"{folder} has certificates for {covered} and {nodes} keys.", **PLAIN)
+    out.print(f"{folder} has certificates for {covered} and {counted(nodes, 'key')}.", **PLAIN)
 
 
 @app.command()
@@ -106,12 +107,11 @@ def superlink(
     insecure: Insecure = False,
     plugins: Plugins = None,
 ) -> None:
-    """Start the SuperLink: it runs experiments of users in users/ with the nodes in keys/.
+    """Start the SuperLink, Flower's server: nodes connect to it, and it runs experiments.
 
-    It accepts no others than the owners of the public keys there.
-
-    Submitted runs are written to runs/ in the current folder, with the rows of its own plugins
-    alone. Ctrl-C ends it.
+    It accepts only nodes whose public keys are in keys/, and users whose keys are in users/. Runs
+    are written to runs/ in the current folder. It loads only the plugins of its own command line.
+    Ctrl-C ends it.
     """
     from fedlens.federated.flower import require
 
@@ -136,12 +136,19 @@ def node(
     ],
     folder: Folder = FOLDER,
     superlink: Annotated[
-        str | None, typer.Option(help="host:port; default: from superlink.json in the folder.")
+        str | None,
+        typer.Option(help="Its address, host:port; default: from superlink.json in the folder."),
     ] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(help="The authority to trust; default: certificates/ca.crt.")
+        Path | None,
+        typer.Option(help="The certificate to trust; default: certificates/ca.crt in the folder."),
     ] = None,
-    shard: Annotated[Path | None, typer.Option(help="The node's data; default: NAME/.")] = None,
+    shard: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder with the node's data; default: NAME/ in the federation's folder."
+        ),
+    ] = None,
     reconnect: Annotated[
         float,
         typer.Option(
@@ -161,12 +168,10 @@ def node(
     insecure: Insecure = False,
     _plugins: Plugins = None,
 ) -> None:
-    """Start a node with its own data; it handles messages one by one until Ctrl-C.
+    """Start a node with its own data. It trains its clients until you press Ctrl-C.
 
-    Device, threads and paths are its own: no server can set them.
-
-    It loads the plugins of its own command line alone, and refuses a server whose experiment
-    needs another one.
+    Device, threads and paths are its own: no server can set them. It loads only the plugins of its
+    own command line, and refuses an experiment that needs others.
     """
     from fedlens.federated.flower import require
 
@@ -201,14 +206,15 @@ def up(
     folder: Folder = FOLDER,
     address: Address = LOOPBACK,
     run: Annotated[
-        bool, typer.Option("--run", help="Run the experiment, then end the federation.")
+        bool, typer.Option("--run", help="Run the experiment, then stop all processes.")
     ] = False,
     insecure: Insecure = False,
     plugins: Plugins = None,
 ) -> None:
-    """Start a complete federation on this machine: data, keys, SuperLink, nodes. Ctrl-C ends it.
+    """Start a complete federation on this machine, with data, keys, SuperLink and nodes.
 
-    The nodes share the cores, unless engine.threads_per_client or OMP_NUM_THREADS is set.
+    Ctrl-C ends it. The nodes share the cores, unless engine.threads_per_client or OMP_NUM_THREADS
+    is set.
 
     Example: `fedlens flower up --nodes 4 --run`
     """
@@ -240,9 +246,9 @@ def up(
                 print_finished(start(config))
                 return
             command = ["fedlens", "run", experiment, *words, *plugin_options(config)]
-            connected = "1 node is" if nodes == 1 else f"{nodes} nodes are"
             out.print(
-                f"{connected} connected. In another terminal:\n\n    {shlex.join(command)}\n",
+                f"Connected: {counted(nodes, 'node')}. Run in another terminal:\n\n"
+                f"    {shlex.join(command)}\n",
                 **PLAIN,
             )
             deployment.watch(children, stop, _print_line)

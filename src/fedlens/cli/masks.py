@@ -5,17 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.shared import RUNS, Plugins, Root, out
+from fedlens.cli.shared import RUNS, Commands, Plugins, Root, out
 from fedlens.errors import FedlensError
 from fedlens.store.run_folder import find_run
 
-app = typer.Typer(help="Inspect masks: which weights a run trains.", no_args_is_help=True)
+app = Commands(help="Inspect masks: which weights a run trains.", no_args_is_help=True)
 
 Masks = Annotated[
     list[str],
     typer.Argument(
         metavar="MASKS...",
-        help="Runs (folder, name, or part of a name) or .safetensors files with masks.",
+        help="Runs (id, name or folder), or .safetensors files with masks.",
     ),
 ]
 
@@ -25,14 +25,14 @@ def show(
     sources: Masks,
     root: Root = RUNS,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw them to this file (png, svg or pdf).")
+        Path | None, typer.Option(help="Save a figure to this file (png, svg or pdf).")
     ] = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Show how masks were made and what fraction of each layer and kind of weight they train.
+    """Show which fraction of each layer a mask trains, and how the mask was made.
 
-    Of several masks of one model, also the overlap of each pair (Jaccard: weights in both over
-    weights in either), beside the overlap expected of random masks with their densities.
+    For several masks of one model, it also shows the overlap of each pair (Jaccard index: weights
+    in both masks / weights in either), and in brackets the overlap of two random masks.
 
     Example: `fedlens masks show least-sensitive random-0.1 --figure masks.png`
     """
@@ -66,7 +66,7 @@ def show(
         from fedlens.reporting.figures.masks import mask_figure
 
         mask_figure(records, figure, overlap=overlap)
-        out.print(f"drawn to {figure}", soft_wrap=True)
+        out.print(f"figure: {figure}", soft_wrap=True)
 
 
 def _file(source: str, root: Path) -> Path:

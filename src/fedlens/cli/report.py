@@ -9,34 +9,39 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, out
+from fedlens.cli.shared import PLAIN, Commands, out
 from fedlens.errors import FedlensError, shown
+from fedlens.runtime.units import counted
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()
 def report(
-    places: Annotated[
+    runs: Annotated[
         list[Path],
         typer.Argument(metavar="RUNS...", help="Runs, folders of runs, or archives of runs."),
     ],
-    folder: Annotated[Path, typer.Option("--out", help="The report's folder.")] = Path("report"),
+    folder: Annotated[
+        Path, typer.Option("--out", help="The folder to write the report to.")
+    ] = Path("report"),
     about: Annotated[
         Path | None,
-        typer.Option(help="YAML with `title` and `authors: [{name, id, affiliation}]`."),
+        typer.Option(help="A YAML file with `title` and `authors: [{name, id, affiliation}]`."),
     ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
             metavar="SUITE [KEY=VALUE]...",
-            help="The suite that was run, with its overrides: its `contrasts` are answered, and "
-            "p-values are corrected over them alone.",
+            help="The suite that was run, with its overrides. The report answers its `contrasts` "
+            "and corrects p-values over these only.",
         ),
     ] = None,
-    pdf: Annotated[bool, typer.Option("--pdf", help="Compile report.tex with latexmk.")] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also compile the paper (needs latexmk).")
+    ] = False,
 ) -> None:
-    """Report on finished runs: an HTML page, a LaTeX paper, tables, figures and an audit.
+    """Write a report on finished runs: HTML page, LaTeX paper, tables, figures and audit.
 
     Everything is computed from the runs' records; nothing is trained or evaluated. The page is one
     file that works offline. An older report in the same folder is replaced.
@@ -53,19 +58,19 @@ def report(
     asked = contrasts.asked(find(name), overrides) if name else []
     if name and not asked:
         raise FedlensError(
-            f"The suite {name} states no contrasts: leave --suite out, or add `contrasts` to it."
+            f"The suite {name} has no contrasts: leave --suite out, or add `contrasts` to it."
         )
     authors = details.read(about) if about else About()
-    result = write(places, folder, authors, asked=asked, pdf=pdf)
+    result = write(runs, folder, authors, asked=asked, pdf=pdf)
     for check in result.audit:
         if check.passed:
-            out.print(f"[green]holds[/green]     {check.title} ({check.scope})", highlight=False)
+            out.print(f"[green]PASS[/green]  {check.title} ({check.scope})", highlight=False)
             continue
-        out.print(f"[red]violated  {check.title}[/red]", highlight=False)
+        out.print(f"[red]FAIL  {check.title}[/red]", highlight=False)
         for violation in check.violations:
-            out.print(f"       {violation}", style="red", **PLAIN)
+            out.print(f"      {violation}", style="red", **PLAIN)
     if result.unfinished:
-        out.print(f"{len(result.unfinished)} runs are not finished and are left out.", **PLAIN)
+        out.print(f"Left out, not finished: {counted(len(result.unfinished), 'run')}", **PLAIN)
     if pdf:
         out.print(f"paper   {folder / 'report.pdf'}", **PLAIN)
     out.print(f"report  {folder / PAGE}", **PLAIN)
@@ -87,20 +92,20 @@ def _words(suite: str) -> list[str]:
 
 @app.command()
 def records(
-    root: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs, or an archive.")],
-    archive: Annotated[Path, typer.Option("--out", help="The archive: NAME.tar.xz.")],
+    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs, or an archive.")],
+    archive: Annotated[Path, typer.Option("--out", help="The archive to write, NAME.tar.xz.")],
 ) -> None:
     """Write the records of finished runs to one archive, without checkpoints and logs.
 
-    `fedlens report`, `ls` and `show` read an archive like a folder of runs. Runs that the archive
-    already has are kept, and records of the same runs are updated.
+    `fedlens report`, `ls` and `show` read an archive like a folder of runs. If the archive exists,
+    its runs are kept, and records of the same runs are updated.
 
     Example: `fedlens records runs --out results/my_study.tar.xz`
     """
     from fedlens.store.export import write_records
 
-    export = write_records(root, archive)
-    kept = f", {len(export.kept)} kept from before" if export.kept else ""
-    out.print(f"{len(export.written)} runs written to {archive}{kept}", **PLAIN)
+    export = write_records(runs, archive)
+    kept = f"; kept from before: {counted(len(export.kept), 'run')}" if export.kept else ""
+    out.print(f"Wrote {counted(len(export.written), 'run')} to {archive}{kept}", **PLAIN)
     if export.unfinished:
-        out.print(f"{len(export.unfinished)} runs are not finished and are left out.", **PLAIN)
+        out.print(f"Left out, not finished: {counted(len(export.unfinished), 'run')}", **PLAIN)

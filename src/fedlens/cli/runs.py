@@ -5,20 +5,25 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.shared import (
+    PLAIN,
     RUNS,
+    Commands,
     Overrides,
     Plugins,
     Root,
     RunName,
     out,
     print_csv,
+    print_entries,
     print_json,
 )
-from fedlens.errors import FedlensError
+from fedlens.errors import FedlensError, shown
 from fedlens.runtime.shared_machine import warn_if_busy
+from fedlens.runtime.units import counted
 from fedlens.store.run_folder import RunFolder, find_run, runs
+from fedlens.store.table import matches
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()
@@ -29,7 +34,7 @@ def run(
     overrides: Overrides = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Run an experiment; the same command resumes a run that was interrupted.
+    """Run an experiment. If it was interrupted, the same command resumes it.
 
     Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
     """
@@ -44,15 +49,16 @@ def run(
 
 @app.command()
 def resume(
-    which: RunName, overrides: Overrides = None, root: Root = RUNS, _plugins: Plugins = None
+    run: RunName, overrides: Overrides = None, root: Root = RUNS, _plugins: Plugins = None
 ) -> None:
-    """Resume an interrupted run; a finished run is not changed.
+    """Resume an interrupted run. A finished run is not changed.
 
-    On another machine, set the paths: `fedlens resume RUN data.root=/content/data`
+    If you moved the run to another machine, set its paths:
+    `fedlens resume RUN data.root=/content/data`
     """
-    folder = find_run(which, root)
+    folder = find_run(run, root)
     if folder.finished:
-        out.print(f"{folder.name} is finished: nothing to do.")
+        out.print(f"{folder.name} has finished: there is nothing to do.", **PLAIN)
         return
     warn_if_busy()
     from fedlens.experiments.run import resume as resume_run
@@ -63,40 +69,68 @@ def resume(
 @app.command()
 def ls(
     root: Root = RUNS,
+    texts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="TEXT",
+            help="Only runs whose name, labels or state contain this text; repeatable.",
+        ),
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", metavar="N", min=1, help="Only the newest N runs.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
 ) -> None:
-    """List runs with their states and main metrics.
+    """List runs, the newest last: what each one is, its state and its accuracy.
 
-    `--json` and `--csv` print one entry for each run, with the columns of `fl.load_runs`; what a
-    run does not have is null, or empty.
+    Every command that takes a RUN accepts the id in the first column. Columns show what differs
+    between the runs; what they have in common is above the table.
+
+    `--json` and `--csv` print the columns of `fl.load_runs`. Values that a run does not have are
+    null in JSON and empty in CSV.
+
+    Example: `fedlens ls --filter Nc=1 --filter finished --last 10`
     """
     if as_json and as_csv:
         raise FedlensError("--json and --csv exclude each other: choose one.")
-    folders = runs(root)
+    everything = runs(root)
+    folders = [run for run in everything if all(matches(run, text) for text in texts or [])]
+    folders = folders[-last:] if last else folders
     if as_json or as_csv:
         from fedlens.store.table import COLUMNS, run_row
 
         rows = [run_row(folder) for folder in folders]
         print_json(rows) if as_json else print_csv(rows, COLUMNS)
         return
+    if not everything:
+        out.print(f"There are no runs in {root} yet. Start one: fedlens run quickstart", **PLAIN)
+        return
+    if not folders:
+        filters = " and ".join(f"'{shown(text)}'" for text in texts or [])
+        number = counted(len(everything), "run")
+        out.print(f"{root} has {number}, but none matches {filters}.", **PLAIN)
+        return
     from fedlens.reporting.terminal.runs import runs_table
 
-    out.print(runs_table(folders) if folders else f"There are no runs in {root} yet.")
+    out.print(runs_table(folders))
 
 
 @app.command()
 def show(
-    which: RunName,
+    run: RunName,
     root: Root = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print its records as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all records as JSON.")] = False,
 ) -> None:
-    """Show one run: result, provenance, learning curve.
+    """Show one run: its accuracy, settings, command and learning curve.
 
-    `--json` prints one object: name, state, error, path, config, manifest, result, partition,
-    metrics and test_curve. A record that the run does not have is null, or an empty list.
+    `--json` prints one object with the keys name, state, error, path, config, manifest, result,
+    partition, metrics and test_curve. A record that the run does not have is null or an empty list.
+
+    Example: `fedlens show quickstart`
     """
-    folder = find_run(which, root)
+    folder = find_run(run, root)
     with folder.named_in_errors():
         if as_json:
             from fedlens.store.table import run_record
@@ -112,15 +146,18 @@ def show(
 def config(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="Print its config; without it, list all experiments; or `rows`."),
+        typer.Argument(
+            help="The experiment whose config to print, or a YAML file. Without it, all "
+            "experiments are listed. `rows` lists methods."
+        ),
     ] = None,
     overrides: Overrides = None,
     _plugins: Plugins = None,
 ) -> None:
-    """List the experiments and what each costs, or print the composed config of one.
+    """List all experiments and what each costs, or print the complete config of one.
 
-    `fedlens config rows` lists everything that can be chosen by name, such as aggregators, mask
-    rules and partitions; `fedlens config rows KIND` prints their parameters and papers.
+    `fedlens config rows` lists everything that you can choose by name, such as aggregators, mask
+    rules and partitions. `fedlens config rows KIND` prints their parameters and papers.
 
     Example: `fedlens config fedavg_noniid partition.classes_per_client=5`
     """
@@ -138,9 +175,7 @@ def config(
     from fedlens.config.compose import compose, documentation, experiments, to_yaml
 
     if experiment is None:
-        for entry in experiments():
-            out.print(f"[bold]{entry.name}[/bold]")
-            out.print(entry.documentation + "\n", markup=False, highlight=False)
+        print_entries((entry.name, entry.documentation) for entry in experiments())
         return
     composed = compose(experiment, overrides or [])
     for line in documentation(experiment).splitlines():

@@ -16,7 +16,7 @@ import typer
 
 from fedlens.cli import arithmetic
 from fedlens.cli.budget import BudgetedStudy, budgeted
-from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.cli.shared import PLAIN, Commands, Overrides, Plugins, out, print_entries
 from fedlens.errors import FedlensError, suggest
 from fedlens.runtime.shared_machine import warn_if_busy
 from fedlens.runtime.stop import Interrupted, StopRequest, listening
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         ) -> Iterator[Outcome]: ...
 
 
-app = typer.Typer()
+app = Commands()
 log = logging.getLogger(__name__)
 
 UsageError: Any = typer.BadParameter.__base__  # typer may bring its own click
@@ -53,28 +53,31 @@ class Launcher(StrEnum):
 def suite(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[SUITE]", help="Its name, or a YAML file; without it, list all."),
+        typer.Argument(
+            metavar="[SUITE]",
+            help="A suite's name, or a YAML file. Without it, all suites are listed.",
+        ),
     ] = None,
     overrides: Overrides = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000, help="How many seeds; default: as the suite sets."),
+        typer.Option(min=1, max=10_000, help="The number of seeds; default: set by the suite."),
     ] = None,
     only_: Annotated[
         list[str] | None,
         typer.Option(
             "--only",
             metavar="TEXT",
-            help="Only runs whose 'section / row / column' contains it; repeatable.",
+            help="Only runs whose label, 'section / row / column', contains this text; repeatable.",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Plan the study into this time, such as 20m, 12h or 3d: one setting for all "
-            "runs, then runs by priority. The same command resumes; later it continues with "
-            "what was left out.",
+            help="Fit the study into this time, such as 20m, 12h or 3d: scale all runs down "
+            "alike, then choose runs by priority. The same command resumes, then goes on to the "
+            "runs that were left out.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -84,34 +87,38 @@ def suite(
         str | None,
         typer.Option(
             metavar="MACHINE",
-            help="With --dry-run: estimate for another machine, `t4`, `a100`, `cpu2` or `cpu8`.",
+            help="With --dry-run: estimate for another machine: `t4`, `a100`, `cpu2` or `cpu8`.",
         ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=1024, help="Runs at a time; default: one on this machine, all on SLURM."
-        ),
+        typer.Option(min=1, max=1024, help="Runs at the same time; default: 1 here, all on SLURM."),
     ] = None,
     launcher: Annotated[
-        Launcher, typer.Option(help="This machine, SLURM, or submitit's local emulation of it.")
+        Launcher,
+        typer.Option(
+            help="Where to run: on this machine, on SLURM, or in a local emulation of SLURM."
+        ),
     ] = Launcher.here,
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Job options, such as `partition=gpu`; repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE", help="A SLURM job option, such as `partition=gpu`; repeatable."
+        ),
     ] = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Run a study: finished runs are skipped, interrupted ones are resumed.
+    """Run a suite of experiments. Finished runs are skipped, interrupted ones resumed.
 
-    A failed run does not stop the others; the command that repeats it is printed at the end.
+    A failed run does not stop the others. The command that repeats it is printed at the end.
 
     Example: `fedlens suite heterogeneity train=head augment=none backbone=vit_tiny --seeds 3`
 
-    Estimate time and memory first: `fedlens suite paper --dry-run`, or for another machine
-    `fedlens suite paper --dry-run --on t4`. On a cluster:
-    `fedlens suite paper --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1`
-    (runs are jobs there; analyses follow one by one in this process)
+    To estimate time and memory first: `fedlens suite paper --dry-run`, or for another machine
+    `fedlens suite paper --dry-run --on t4`.
+
+    On a cluster, every run is a job: `fedlens suite paper --launcher slurm --slurm partition=gpu
+    --slurm gpus_per_node=1`. Analyses follow one by one in this process.
     """
     from fedlens.suites.estimates.calculator import Calculator
     from fedlens.suites.estimates.machines import ThisMachine, known_machine, remembers_speeds
@@ -121,12 +128,12 @@ def suite(
 
     began = time.monotonic()
     if name is None:
-        for entry in suites():
-            out.print(f"[bold]{entry.name}[/bold]")
-            out.print(entry.documentation + "\n", **PLAIN)
+        print_entries((entry.name, entry.documentation) for entry in suites())
         return
     if slurm and launcher is Launcher.here:
-        raise FedlensError("--slurm sets options of jobs: add --launcher slurm, or leave it out.")
+        raise FedlensError(
+            "--slurm sets options of SLURM jobs: add --launcher slurm, or leave --slurm out."
+        )
     if on is not None and not dry_run:
         raise FedlensError("--on estimates the time on another machine: add --dry-run.")
     elsewhere = None if on is None else known_machine(on)
@@ -161,7 +168,7 @@ def suite(
     root, title = Path(runs[0].cell.config.run.root), f"suite {Path(name).stem}"
     for run in todo:
         if run.folder.failure:
-            log.warning("%s failed before and is run again: %s", run.label, run.folder.failure)
+            log.warning("%s failed before and runs again: %s", run.label, run.folder.failure)
     with (
         listening() as stop,
         Calculator() as calculator,
@@ -348,7 +355,9 @@ def _print_estimate(runs: "Sequence[PlannedRun]", at_once: int, machine: "Machin
     out.print(estimate_text(len(unique), len(todo), len(analyses), total, at_once, memory), **PLAIN)
     largest = max(memory.values(), default=0)
     if machine.memory is not None and largest > machine.memory:
-        log.warning("The machine has %s of memory: less than that.", size_text(machine.memory))
+        log.warning(
+            "This is more than the %s of memory that the machine has.", size_text(machine.memory)
+        )
     out.print(
         f"{machine.sentence()} The estimate assumes an empty cache and no early stopping.", **PLAIN
     )
@@ -363,7 +372,7 @@ def _print_results(runs: "Sequence[PlannedRun]", failed: "Sequence[Outcome]") ->
         out.print()
     for outcome in failed:
         out.print(f"failed: {outcome.job.label}: {outcome.failure}", style="red", **PLAIN)
-        out.print(f"  repeat: {shlex.join(['fedlens', *outcome.job.arguments])}", **PLAIN)
+        out.print(f"  run it again: {shlex.join(['fedlens', *outcome.job.arguments])}", **PLAIN)
 
 
 def _resume_hint(launcher: Launcher) -> str:

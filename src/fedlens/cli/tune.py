@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.numbers import within
-from fedlens.cli.shared import PLAIN, Overrides, Plugins, out
+from fedlens.cli.shared import PLAIN, Commands, Overrides, Plugins, out
 from fedlens.errors import FedlensError, shown, suggest
+from fedlens.runtime.units import counted
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()
@@ -23,7 +24,9 @@ def tune(
     trials: Annotated[
         int,
         typer.Option(
-            min=1, max=1_000_000, help="Complete or stopped early; failed ones do not count."
+            min=1,
+            max=1_000_000,
+            help="How many trials to run, also those stopped early; failed ones do not count.",
         ),
     ] = 20,
     search: Annotated[
@@ -36,34 +39,41 @@ def tune(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The name of the search's folder; default: a hash of its settings."),
+        typer.Option(
+            help="The name of the search and its folder; default: made from its settings."
+        ),
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=2**32 - 1, help="The seed of the search, not of the runs."),
+        typer.Option(
+            min=0, max=2**32 - 1, help="The seed of the search; the runs have their own, `seed`."
+        ),
     ] = 0,
     pruner: Annotated[
-        str, typer.Option(help="`median` stops trials below the median of earlier ones; or `none`.")
+        str,
+        typer.Option(
+            help="`median` stops trials that are worse than the median of earlier ones; or `none`."
+        ),
     ] = "median",
     timeout: Annotated[
         float | None,
         typer.Option(
             metavar="MIN",
             callback=within("[0.001, 1e7]"),
-            help="Stop after so many minutes; the same command resumes.",
+            help="Stop after this many minutes. The same command resumes the search.",
         ),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--runs", help="The folder that contains the runs.", show_default="runs"),
+        typer.Option("--runs", help="The folder for the runs; default: runs."),
     ] = None,
     _plugins: Plugins = None,
 ) -> None:
     """Search for the best hyper-parameters of an experiment, on validation images only.
 
-    It searches `train.lr`, `train.optimizer.weight_decay` and `train.schedule.name`, except those
-    that a `key=value` sets, and all keys of `--search`. No trial opens the test split. The same
-    command resumes an interrupted search; more `--trials` extend one.
+    It searches `train.lr`, `train.optimizer.weight_decay`, `train.schedule.name` and the keys of
+    `--search`; a key that you set with `key=value` is not searched. No trial opens the test split.
+    The same command resumes an interrupted search, and more `--trials` extend a finished one.
 
     Example: `fedlens tune sparse_fedavg train.optimizer.weight_decay=0
     --search sparse.density=0.05,0.1,0.2 --trials 30`
@@ -93,7 +103,7 @@ def tune(
         raise FedlensError(f"--pruner {pruner} is unknown: {suggest(pruner, PRUNERS)}")
     settings = Search(config, dimensions, seed, pruner, name)
     for dimension in dimensions:
-        out.print(f"searching {dimension.key} in {dimension}", **PLAIN)
+        out.print(f"Searching {dimension.key} in {dimension}", **PLAIN)
     from fedlens.experiments.run import start
 
     command = shlex.join(["fedlens", *sys.argv[1:]])
@@ -106,12 +116,12 @@ def tune(
         )
     draw(record, settings.folder)
     out.print(
-        f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} "
-        f"failed. The best is trial {chosen['number']}: validation accuracy "
-        f"{percent(chosen['value'])}, with",
+        f"{counted(len(states), 'trial')}, {states.count('pruned')} stopped early, "
+        f"{states.count('failed')} failed. The best is trial {chosen['number']}, with validation "
+        f"accuracy {percent(chosen['value'])} and",
         **PLAIN,
     )
     for key, value in chosen["params"].items():
         out.print(f"  {key}={value}", **PLAIN)
-    out.print(f"figures and all trials: {settings.folder}", **PLAIN)
-    out.print(f"test it with: fedlens run {settings.folder / 'best.yaml'}", **PLAIN)
+    out.print(f"Figures and all trials: {settings.folder}", **PLAIN)
+    out.print(f"Test it: fedlens run {settings.folder / 'best.yaml'}", **PLAIN)

@@ -1,40 +1,56 @@
 """`fedlens weights`: list, fetch and verify pretrained weights."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
-from fedlens.cli.shared import out
+from fedlens.cli.shared import PLAIN, Commands, out
+from fedlens.registry import Row
 from fedlens.registry import backbone as backbone_registry
 from fedlens.runtime.stop import StopRequest
 
-app = typer.Typer(help="List, fetch and verify pretrained weights.", no_args_is_help=True)
+app = Commands(help="List, get and check pretrained weights.", no_args_is_help=True)
 
-Backbone = Annotated[str, typer.Argument(metavar="BACKBONE", help="A name from `weights list`.")]
+Backbone = Annotated[
+    str, typer.Argument(metavar="BACKBONE", help="A name from `fedlens weights list`.")
+]
 
 
 @app.command("list")
 def list_all() -> None:
     """List the backbones and the files of their weights."""
-    table = Table("backbone", "patch", "px", "files", "paper", box=None)
     for row in backbone_registry:
-        if row.name == "timm":
-            table.add_row("timm:<any name>", "", "", "downloaded by timm's name", "")
-            continue
-        known = row.traits
-        files = ", ".join(known.get("files", ())) or "pretrained on this machine, on first use"
-        if row.function is not None:
-            files = f"{row.name}.safetensors or {row.name}.pth, in the folder FEDLENS_WEIGHTS"
-        patch, pixels = str(known.get("patch", "")), str(known.get("resolution", ""))
-        table.add_row(row.name, patch, pixels, files, row.paper)
-    out.print(table)
+        out.print(Text("timm:NAME" if row.name == "timm" else row.name, style="bold"))
+        for name, text in _facts(row):
+            out.print(f"  {name:8}{text}", **PLAIN)
+
+
+def _facts(row: Row) -> Iterator[tuple[str, str]]:
+    known = row.traits
+    if row.name == "timm":
+        yield "weights", "any model of timm, downloaded by its name there"
+        return
+    if "resolution" in known:
+        patches = f", patches of {known['patch']} px" if "patch" in known else ""
+        yield "images", f"{known['resolution']} px{patches}"
+    if row.function is not None:
+        yield "weights", f"{row.name}.safetensors or {row.name}.pth in the folder FEDLENS_WEIGHTS"
+    else:
+        yield (
+            "weights",
+            known["files"][0] if known.get("files") else "made on this machine at first use",
+        )
+        yield from (("", f"or {file}") for file in known.get("files", ())[1:])
+    if row.paper:
+        yield "paper", row.paper
 
 
 @app.command()
 def fetch(backbone: Backbone) -> None:
-    """Download the weights of a backbone unless they exist, and print their path."""
+    """Get the weights of a backbone: download them if they are missing, and print their path."""
     from fedlens.experiments.build import weights_file
 
     settings = backbone_registry.settings(backbone, "backbone")
@@ -45,9 +61,9 @@ def fetch(backbone: Backbone) -> None:
 def verify(
     backbone: Backbone,
     file: Annotated[
-        Path | None, typer.Option(help="A file; default: where `fetch` puts it.")
+        Path | None, typer.Option(help="The file to check; default: where `fetch` puts it.")
     ] = None,
-    sha256: Annotated[str | None, typer.Option(help="The expected hash.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The SHA-256 that the file must have.")] = None,
 ) -> None:
     """Check that a file has the parameters of the backbone, and print its hash."""
     from fedlens.experiments.build import weights_file

@@ -322,7 +322,7 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
 
 
 def _refit_checks(config: Config) -> list[tuple[bool, str]]:
-    """Of a head that is solved again in the course of training."""
+    """Of a head that is solved again during training."""
     head, row, every = config.head, heads[config.head.name], config.federated.refit_head
     if every is None:
         return []

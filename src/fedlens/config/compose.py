@@ -467,7 +467,7 @@ def _row_choice(key: str, before: dict[str, Any], choice: Any) -> dict[str, Any]
     if isinstance(choice, dict):
         return choice
     if choice is None or isinstance(choice, list):
-        raise FedlensError(f"{key}={word(choice)} names no {registry.what}: write {key}=NAME.")
+        raise FedlensError(f"{key}={word(choice)} has no `name`: write {key}=NAME.")
     chosen = registry.chosen(str(choice))
     if before.get("name") == choice:
         return before

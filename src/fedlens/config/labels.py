@@ -8,6 +8,7 @@ import re
 from fedlens.config.compose import getattr_dotted, row_of
 from fedlens.config.schema import Config, cohort_size, visits
 from fedlens.registry import REGISTRIES, backbone
+from fedlens.runtime.units import counted
 
 
 def labels(config: Config) -> dict[str, str]:
@@ -29,7 +30,7 @@ def labels(config: Config) -> dict[str, str]:
 def head(config: Config) -> str:
     """'ridge head', 'deep ridge head on 6 blocks', …: with what it reads besides the output."""
     chosen = config.head
-    parts = [f"{chosen.layers} block{'s' * (chosen.layers > 1)}"] if chosen.layers else []
+    parts = [counted(chosen.layers, "block")] if chosen.layers else []
     if chosen.random_features is not None:
         parts.append(f"{chosen.random_features:,} random features")
     tokens = {"class": "", "mean": "mean tokens", "both": "class and mean tokens"}[chosen.tokens]
@@ -52,7 +53,7 @@ def algorithm(config: Config) -> str:
     """The established name of what clients and server do, then what differs from it.
 
     FedAvg is the mean of all updates applied as it is; every other row adds its own label. The
-    learning rate of an adaptive server is tuned for each setting, so it is no part of the name.
+    learning rate of an adaptive server is tuned for each setting, so it is not part of the name.
     """
     chosen = config.algorithm
     names = []

@@ -273,7 +273,7 @@ def rounds(config: Config) -> int:
 
 
 def cohort_size(federated: FederatedConfig) -> int:
-    """⌈C·K⌉, at least one; a product like 0.07 · 100 is not let up by its last bit."""
+    """⌈C·K⌉, at least one; the rounding error of a product like 0.07 · 100 is ignored."""
     return max(1, math.ceil(round(federated.participation * (federated.clients or 1), 9)))
 
 

@@ -44,7 +44,7 @@ def key(
     if file is None:
         if samples.clients is None:
             raise FedlensError(
-                "partition=key needs to know who each image is from: set data.client to a column "
+                "partition=key needs a client for each image: set data.client to a column "
                 "of a Hugging Face dataset, or partition.file to a CSV file with lines "
                 "image,client."
             )
@@ -141,7 +141,7 @@ def _from_lists(path: Path, count: int) -> list[int]:
         for position in positions:
             if not 0 <= position < count:
                 raise FedlensError(
-                    f"{path} has position {position}, and the {count} training images are "
+                    f"{path} has position {position}, but the {count} training images are "
                     f"numbered from 0 to {count - 1}."
                 )
             if holder[position] >= 0:
@@ -172,11 +172,11 @@ def _by_name(path: Path, names: Sequence[str]) -> list[str]:
             raise FedlensError(f"{path} gives {name} to '{clients[name]}' and to '{client}'.")
     if missing := next((name for name in names if name not in clients), None):
         raise FedlensError(
-            f"{path} names no client for {missing}: write a line for every training image, with "
-            "its path below data.root."
+            f"{path} does not name a client for {missing}: write a line for every training image, "
+            "with its path below data.root."
         )
     if others := len(clients.keys() - set(names)):
-        log.info("%d lines of %s are not of training images: they are not used.", others, path)
+        log.info("%d lines of %s name no training image and are ignored.", others, path)
     return [clients[name] for name in names]
 
 

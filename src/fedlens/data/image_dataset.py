@@ -104,7 +104,7 @@ def check_training_images(place: str, classes: Sequence[str], labels: torch.Tens
     if out := _out_of_range(labels, len(classes)):
         raise FedlensError(
             f"{place} has the label {out}, and its {len(classes)} classes are numbered from 0 to "
-            f"{len(classes) - 1}: mend the labels."
+            f"{len(classes) - 1}: correct the labels."
         )
     counts = torch.bincount(labels, minlength=len(classes))
     if len(empty := (counts == 0).nonzero()):
@@ -122,7 +122,7 @@ def check_test_labels(
     if out := _out_of_range(test, len(classes)):
         raise FedlensError(
             f"{place} has the test label {out}, and its {len(classes)} classes are numbered from 0 "
-            f"to {len(classes) - 1}: mend the labels, or name another test split."
+            f"to {len(classes) - 1}: correct the labels, or name another test split."
         )
     missing = sorted(set(train.tolist()) - set(test.tolist()))
     if missing:
@@ -147,7 +147,7 @@ def _split(
     counts = torch.bincount(whole.labels)
     if len(single := (counts == 1).nonzero()):
         raise FedlensError(
-            f"{place} has one image only of class '{classes[int(single[0])]}', which cannot be in "
+            f"{place} has only one image of class '{classes[int(single[0])]}', which cannot be in "
             "both the training and the test split: add images, or give train/ and test/."
         )
     try:
@@ -159,7 +159,7 @@ def _split(
         ) from None
     if not len(test):
         raise FedlensError(
-            f"data.test_fraction={fraction:g} of the {len(whole)} images of {place} is none at "
-            "all: choose a larger fraction, or give train/ and test/."
+            f"data.test_fraction={fraction:g} of the {len(whole)} images of {place} rounds to "
+            "no image: choose a larger fraction, or give train/ and test/."
         )
     return whole.at(train), whole.at(test)

@@ -21,6 +21,7 @@ import torch
 
 from fedlens import files
 from fedlens.errors import FedlensError
+from fedlens.runtime.units import size_text
 
 CHECKED_BYTES = 1 << 30  # read when a file is opened: all of a small one, a share of a large one
 
@@ -89,7 +90,7 @@ class MappedFile:
         return values.view(self.dtype).view(self.rows, *self.shape)
 
     def find(self) -> torch.Tensor | None:
-        """The rows, mapped, if the file is whole and the parts that are checked are undamaged."""
+        """The rows, mapped, if the file is complete and its checked parts are undamaged."""
         digests = self._digests()
         if None in digests:
             return None
@@ -157,8 +158,8 @@ class MappedFile:
             free = shutil.disk_usage(folder).free
             if not self.path.exists() and free < self.bytes:
                 raise FedlensError(
-                    f"The {self.content} take {self.bytes / 1e9:.1f} GB and {folder} has "
-                    f"{free / 1e9:.1f} GB left: set FEDLENS_CACHE to a larger disk, or choose "
+                    f"The {self.content} take {size_text(self.bytes)} and {folder} has "
+                    f"{size_text(free)} left: set FEDLENS_CACHE to a larger disk, or choose "
                     f"{remedy}."
                 )
             with self.path.open("ab") as stream:

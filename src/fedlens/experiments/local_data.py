@@ -163,7 +163,7 @@ def training_images(
     train_index, validation_index = stratified(images.labels, config.data.validation, config.seed)
     if config.data.validation and not len(validation_index):
         raise FedlensError(
-            f"data.validation={config.data.validation} of {len(images)} images is none at all: "
+            f"data.validation={config.data.validation} of {len(images)} images rounds to no image: "
             "choose a larger fraction."
         )
     if not _assigned(config):

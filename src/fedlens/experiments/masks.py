@@ -74,7 +74,7 @@ def find_masks(
     total = sum(value.numel() for value in candidates.values())
     if not round(density * total):
         raise FedlensError(
-            f"sparse.density={density} of {total} weights is none at all: choose a larger one."
+            f"sparse.density={density} of {total} weights rounds to no weight: choose a larger one."
         )
     path = folder.masks
     if path.exists():

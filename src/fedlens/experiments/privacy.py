@@ -60,9 +60,12 @@ def advise(config: Config) -> None:
     if warning := delta_warning(settings(config), clients=config.federated.clients):
         log.warning("%s", warning)
     if config.head.name != "linear":
-        log.warning("ε does not count the %s head's statistics, which are exact", config.head.name)
+        log.warning(
+            "ε does not cover the statistics of the %s head, which are sent without noise",
+            config.head.name,
+        )
     if config.sparse.density is not None and config.sparse.source == "clients":
-        log.warning("ε does not count the scores by which clients choose masks")
+        log.warning("ε does not cover the scores by which clients choose masks")
 
 
 def spent(config: Config, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def start(config: Config, *, watch: Watch | None = None, grid: "Grid | None" = N
         stored = compose.load(folder.config)
         if identity(_without_weights(stored)) != identity(_without_weights(config)):
             raise FedlensError(
-                f"{folder.path} holds a run with another config: choose another run.name."
+                f"{folder.path} already has a run with a different config: choose another run.name."
             )
         config = _with_stored_threads(config, stored)
     return _run(config, folder, watch, grid)
@@ -102,7 +102,7 @@ def _run(
     grid: "Grid | None" = None,
 ) -> RunFolder:
     if folder.finished:
-        log.info("%s is finished: nothing to do", folder.name)
+        log.info("%s has finished: there is nothing to do", folder.name)
         return folder
     if row_of(config, "engine").traits.get("remote"):
         from fedlens.federated.flower import require
@@ -123,7 +123,7 @@ def _run(
         if RunFolder(folder.path).finished:  # by a process that held the lock until now
             return folder
         if (folder.path / "result.json").exists():
-            log.warning("result.json is damaged: the end of the run is repeated")
+            log.warning("result.json is damaged: repeating the end of the run")
         try:
             clear_partials(folder.path)
             folder.clear_failure()

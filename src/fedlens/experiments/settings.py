@@ -289,7 +289,7 @@ def client_statistic(config: Config) -> ClientStatistic | None:
 def make_engine(config: Config, row: Row | None, trainer: Trainer, clients: int) -> Engine:
     """The engine of a local row; without one, clients one after another.
 
-    It is told how many clients may train at once: in chains, one.
+    It receives the number of clients that may train at once: in chains, one.
     """
     clients = 1 if sequential(config) else clients
     if row is None:

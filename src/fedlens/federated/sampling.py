@@ -171,8 +171,8 @@ def _links(sampled: Sequence[int | Sequence[int]]) -> Iterator[tuple[int | None,
     """Every client with the number of its chain; None where clients are not in chains."""
     if len({isinstance(one, Sequence) for one in sampled}) > 1:
         raise FedlensError(
-            f"The sampled clients {list(sampled)} are in chains only in part: return numbers of "
-            "clients, or lists of them, but not both."
+            f"The sampled clients {list(sampled)} mix single clients and chains: return either "
+            "numbers of clients or lists of them."
         )
     for number, one in enumerate(sampled):
         if isinstance(one, Sequence):

@@ -193,7 +193,7 @@ def checked_resolution(row: Backbone, resolution: int | None) -> int:
     resolution = row.resolution if resolution is None else resolution
     if resolution is None:
         raise FedlensError(
-            f"backbone={row.name} does not say for which images it is: set backbone.resolution."
+            f"backbone={row.name} has no default resolution: set backbone.resolution."
         )
     below = resolution // row.patch * row.patch
     if below != resolution or resolution < 1:

@@ -28,7 +28,7 @@ class Classifier(nn.Module):
     ) -> None:
         """`linearised` replaces the backbone by its expansion around its present parameters.
 
-        `head_changes`: the head has no gradients, but is solved again in the course of training.
+        `head_changes`: the head has no gradients, but is solved again during training.
         """
         super().__init__()
         self.head_changes = head_changes
@@ -81,7 +81,7 @@ def carried(model: nn.Module, batch_norm: Mode) -> dict[str, torch.Tensor]:
 
 
 def solved_again(model: nn.Module) -> list[str]:
-    """The names of the head's parameters, where it is solved again in the course of training."""
+    """The names of the head's parameters, where it is solved again during training."""
     if not (isinstance(model, Classifier) and model.head_changes):
         return []
     return [f"head.{name}" for name, _ in model.head.named_parameters()]

@@ -121,7 +121,7 @@ class DeepFeatures(nn.Module):
         return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The class is made at run time, so copies and pickles are told how."""
+        """The class is made at run time, so copies and pickles need to know how it is made."""
         return _empty, (type(self).__bases__[1],), self.__dict__
 
 

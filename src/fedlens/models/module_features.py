@@ -61,7 +61,7 @@ def output_of(path: str, module: nn.Module, inputs: Tensor) -> Any:
         return reached.output
     finally:
         handle.remove()
-    raise FedlensError(f"'{path}' is no part of the forward pass: name another one.")
+    raise FedlensError(f"'{path}' is not part of the forward pass: name another submodule.")
 
 
 class _Reached(Exception):

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: 3 h 10 min, 2 days, 1.4 GB."""
+"""Durations, sizes and counts as people write them: 3 h 10 min, 1.4 GB, 2 runs."""
 
 import re
 
@@ -40,8 +40,7 @@ def parse_duration(text: str) -> float:
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= LONGEST_S:
         raise FedlensError(
-            f"'{shown(text)}' must be more than no time and at most 10 years: write 20m, 12h, "
-            "2h30m or 3d."
+            f"'{shown(text)}' must be above 0 and at most 10 years: write 20m, 12h, 2h30m or 3d."
         )
     return seconds
 
@@ -53,6 +52,15 @@ def size_text(size: float) -> str:
             value = size / factor
             return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
     return f"{size:.0f} bytes"
+
+
+def counted(count: int, noun: str) -> str:
+    """'1 run', '2 runs', '3 analyses', '4 classes'."""
+    if count == 1:
+        return f"{count} {noun}"
+    if noun.endswith("is"):
+        return f"{count} {noun[:-2]}es"
+    return f"{count} {noun}es" if noun.endswith("ss") else f"{count} {noun}s"
 
 
 def _two(large: int, small: int, large_unit: str, small_unit: str) -> str:

@@ -106,7 +106,7 @@ class Checkpoints:
                     self._read(best)
                 return checkpoint
             except Damaged as fault:
-                log.warning("checkpoint %s is damaged (%s): falling back", name, fault)
+                log.warning("checkpoint %s is damaged (%s): using an earlier one", name, fault)
                 fell_back = True
                 discard(self.folder / name)
         if fell_back:
@@ -132,7 +132,7 @@ class Checkpoints:
         if known is not None:
             hashes.check(folder, known.checkpoint)
         header = self._header(name)
-        if known is None:  # of before, when the hash of the tensors was in the state
+        if known is None:  # an older one, whose state has the hash of the tensors
             known = CheckpointHashes({TENSORS: {"sha256": header["tensors_sha256"]}}, {})
             hashes.check(folder, known.checkpoint)
         try:

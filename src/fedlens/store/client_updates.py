@@ -126,7 +126,7 @@ def read_round(folder: Path, number: int) -> KeptRound:
 
 def _check(path: Path, run: Path) -> None:
     """Refuses a round whose files are not those that the newest checkpoint of its run lists."""
-    if (known := hashes.of_run(run)) is None:  # a run of before, or updates without a run
+    if (known := hashes.of_run(run)) is None:  # an older run, or updates without a run
         return
     listed = {name: one for name, one in known.items() if (run / name).parent == path}
     try:

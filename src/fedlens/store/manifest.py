@@ -48,7 +48,7 @@ def check_inputs(manifest: dict[str, Any], inputs: dict[str, Any]) -> None:
     for name, digest in inputs.items():
         if manifest["inputs"].get(name) != digest:
             raise FedlensError(
-                f"{manifest['name']} began with other {name} (the hashes differ): use the same "
+                f"{manifest['name']} began with different {name} (the hashes differ): use the same "
                 f"{name} again, or start another run under another run.name."
             )
 

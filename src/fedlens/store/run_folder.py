@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedlens.errors import FedlensError, suggest
+from fedlens.errors import FedlensError, shown, suggest
 from fedlens.files import TEMPORARY, discard, parse_json
 from fedlens.store.archive import extracted
 from fedlens.store.records import read_record, write_record
@@ -29,6 +29,8 @@ JOURNALS = ("metrics", "test_curve", CLOCK)
 TAIL = 2**16  # bytes at the end of a journal, enough for its last line
 MARKS = ("config.yaml", "result.json")  # a folder with one of them is a run, perhaps damaged
 ROUND = re.compile(r"round-(\d+)")
+FEW = 5  # run names in one sentence
+HASH = re.compile(r".+_([0-9a-f]{8})")  # how the name that a config gives to its run ends
 # What code that reads a record may raise where a record does not have the shape that it expects.
 SHAPE_ERRORS = (
     OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
@@ -74,7 +76,7 @@ class Journal:
         try:
             self.rewind(length)
         except FedlensError:
-            log.warning("%s is damaged: it is begun again", self.path)
+            log.warning("%s is damaged: starting it again", self.path)
             self.rewind(0)
 
     def read(self) -> list[dict[str, Any]]:
@@ -112,6 +114,12 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def short_id(self) -> str:
+        """The hash at the end of the name; of a name that the user chose, the name."""
+        match = HASH.fullmatch(self.name)
+        return match[1] if match else self.name
 
     @property
     def config(self) -> Path:
@@ -176,7 +184,7 @@ class RunFolder:
 
         config = yaml_reader.read(self.config)
         if not isinstance(config, dict):
-            raise FedlensError(f"{self.config} is not a config.")
+            raise FedlensError(f"{self.config} is not a config: it must have lines `key: value`.")
         return config
 
     def position(self) -> int:
@@ -261,19 +269,28 @@ def runs(root: Path) -> list[RunFolder]:
 
 
 def find_run(name: str, root: Path) -> RunFolder:
-    """A run by its path, its name, or any part of its name that no other run of `root` has."""
+    """A run by its path, name or short id, else the newest run with `name` in its name."""
     for path in (Path(name), _folder(root) / name):
         if _is_run(path):
             return RunFolder(path if path.name else path.resolve())
-    names = {run.name: run for run in runs(root)}
-    matches = [full for full in names if name in full]
-    if len(matches) == 1:
-        return names[matches[0]]
+    known = runs(root)
+    matches = [run for run in known if run.short_id == name] or [
+        run for run in known if name in run.name
+    ]
+    if len(matches) > 1:
+        log.warning(
+            "%d runs match '%s': using the newest, %s", len(matches), name, matches[-1].name
+        )
     if matches:
-        raise FedlensError(f"'{name}' fits {len(matches)} runs: {', '.join(sorted(matches))}.")
-    if not names:
-        raise FedlensError(f"No run '{name}': there are no runs in {root} yet.")
-    raise FedlensError(f"No run '{name}' in {root} (`fedlens ls`): {suggest(name, names)}")
+        return matches[-1]
+    if not known:
+        raise FedlensError(
+            f"No run '{shown(name)}': there are no runs in {root} yet. Start one, or set --runs."
+        )
+    hint = suggest(name, [run.name for run in known])
+    if len(known) > FEW and not hint.startswith("did you mean"):
+        hint = "`fedlens ls` lists all runs."
+    raise FedlensError(f"No run '{shown(name)}' in {root}: {hint}")
 
 
 def find_runs(path: Path, root: Path = Path("runs")) -> list[RunFolder]:

@@ -138,6 +138,13 @@ def run_row(folder: RunFolder) -> Row:
         return _unreadable(folder, error)
 
 
+def matches(folder: RunFolder, text: str) -> bool:
+    """Whether a run's name, state, experiment or one of its labels contains `text`, in any case."""
+    row = run_row(folder)
+    words = (row[key] for key in ("name", "state", "experiment", "backbone", *LABELS))
+    return any(text.casefold() in str(word).casefold() for word in words if word is not None)
+
+
 def run_record(folder: RunFolder) -> Row:
     """All records of a run in one; of the partition, without the counts of every client."""
     partition = folder.partition or {}

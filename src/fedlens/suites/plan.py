@@ -54,7 +54,7 @@ class PlannedRun:
 
     @property
     def unit(self) -> str:
-        return unit(self.cell.config) + ("" if self.units == 1 else "s")
+        return unit(self.cell.config)
 
     def state(self) -> str:
         """finished, running, interrupted: 3 of 8, failed: why, or new."""
@@ -219,7 +219,7 @@ def _works(
 def estimates(runs: Sequence[PlannedRun], probe: Probe) -> list[float]:
     """Seconds left of each run; shared work counts with the first run that needs it.
 
-    A `Machine` is told of all work before it is asked for the first speed.
+    A `Machine` receives all work before it is asked for the first speed.
     """
     seconds = _seconds(_whole(runs), probe)
     for place, run in enumerate(runs):

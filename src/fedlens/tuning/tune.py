@@ -17,6 +17,7 @@ from fedlens.errors import FedlensError
 from fedlens.files import clear_partials, discard
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import Abandoned, Interrupted, StopRequest, listening
+from fedlens.runtime.units import duration_text
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.launch import describe
 from fedlens.tuning.search import (
@@ -178,8 +179,7 @@ class _Session:
         if not values or not seconds:
             return ""
         left = sum(seconds) / len(seconds) * (self.trials - count_scored(past))
-        time_left = f"{left / 60:.0f} min" if left > 100 else f"{left:.0f} s"
-        return f" | best so far {percent(max(values))} | about {time_left} left"
+        return f" | best so far {percent(max(values))} | about {duration_text(left)} left"
 
 
 class _Curve:

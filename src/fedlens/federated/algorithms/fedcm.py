@@ -31,7 +31,7 @@ DIRECTION = "direction"
 class FedCM:
     """c = (1 − α)·Δ, added to α·g.
 
-    The server's learning rate is no part of Δ. Where clients take unequal steps, a is the mean of
+    The server's learning rate is not part of Δ. Where clients take unequal steps, a is the mean of
     their effective steps. With learning rate η/α it is GHBM with learning rate η, τ = 1 and
     β = 1 − α.
     """

@@ -156,7 +156,7 @@ class Parallel:
                 (task, job.slot, job.task.correction is not None, job.task.own is not None)
             )
         except OSError:  # it died while idle: `_listen` notices and gives the job to another
-            log.debug("worker %s is gone", worker.process.name)
+            log.debug("worker %s has ended", worker.process.name)
 
     def _listen(self) -> None:
         """Waits until a worker has answered or died, and handles it."""

@@ -74,4 +74,4 @@ def remember(file: Path, choice: Choice) -> None:
     try:
         files.write_json(file, asdict(choice))
     except (FedlensError, OSError) as error:
-        log.info("The choice of the engine is not kept: %s", error)
+        log.info("The choice of the engine could not be saved: %s", error)

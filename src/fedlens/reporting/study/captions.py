@@ -149,6 +149,6 @@ def classes(chapter: Chapter, label: str) -> str:
         summary = partition.summary.get("classes_per_client")
         if summary and f", {partition.label}," in f", {label},":
             low, high = round(summary["min"]), round(summary["max"])
-            many = f"{high} class{'' if high == 1 else 'es'}"
+            many = counted(high, "class")
             return many if low == high else f"{low} to {many}"
     return ""

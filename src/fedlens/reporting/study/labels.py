@@ -18,6 +18,7 @@ from fedlens.registry import (
     server_optimizer,
 )
 from fedlens.reporting.study.runs import Method
+from fedlens.runtime.units import counted as counted
 
 NONE = "–"  # stands for a value that does not exist
 DENSE = "dense"
@@ -236,12 +237,6 @@ def spent(method: Method) -> str:
     cohort = max(len(record["participants"]) for record in records)
     each = counted(int(method.get("federated.local_steps")), "step")
     return f"{counted(len(records), 'round')} × {counted(cohort, 'client')} × {each} of {batch}"
-
-
-def counted(count: int, noun: str) -> str:
-    """'1 run', '2 runs', '3 analyses'."""
-    plural = f"{noun[:-2]}es" if noun.endswith("is") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
 
 
 def percent(metrics: Mapping[str, Any] | None) -> str:

@@ -5,14 +5,20 @@ from typing import Any
 
 from rich.table import Table
 
+from fedlens.runtime.units import counted
+
 MEASURES = ("min", "mean", "max")
+NAMES = {"sizes": "images per client", "emd": "distance to all labels (EMD)"}
 
 
 def partition_table(record: Mapping[str, Any]) -> Table:
     """How many samples and classes clients hold, and how skewed their labels are."""
     statistics = record["statistics"]
-    title = f"{record['name']}: {statistics['samples']} examples, {statistics['clients']} clients"
-    table = Table("", *MEASURES, title=title, box=None)
+    images = counted(statistics["samples"], "image")
+    title = f"partition {record['name']}: {images}, {counted(statistics['clients'], 'client')}"
+    table = Table("", *MEASURES, title=title, title_justify="left", box=None)
     for name, values in statistics["summary"].items():
-        table.add_row(name.replace("_", " "), *(f"{values[key]:.4g}" for key in MEASURES))
+        table.add_row(
+            NAMES.get(name, name.replace("_", " ")), *(f"{values[key]:.4g}" for key in MEASURES)
+        )
     return table

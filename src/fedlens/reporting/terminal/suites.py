@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedlens.reporting.study.labels import NONE
 from fedlens.reporting.study.statistics import estimate
-from fedlens.runtime.units import duration_text, size_text
+from fedlens.runtime.units import counted, duration_text, size_text
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.budget import BudgetPlan
 from fedlens.suites.budget_rules import Level
@@ -47,8 +47,8 @@ def _over_seeds(folders: Sequence[RunFolder]) -> RenderableType:
     text = f"{accuracy.mean:.2f}" + ("" if accuracy.half is None else f" ± {accuracy.half:.2f}")
     few = accuracy.count == 1 or accuracy.count < len(folders)
     of_all = f" of {len(folders)}" if accuracy.count < len(folders) else ""
-    plural = "" if accuracy.count == 1 and not of_all else "s"
-    return text + (f" ({accuracy.count}{of_all} seed{plural})" if few else "")
+    seeds = f"{accuracy.count}{of_all} seeds" if of_all else counted(accuracy.count, "seed")
+    return text + (f" ({seeds})" if few else "")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PlannedLine:
 
     @property
     def length(self) -> str:
-        return f"{self.units} {self.unit}"
+        return counted(self.units, self.unit)
 
 
 def plan_table(lines: Sequence[PlannedLine]) -> Table:
@@ -152,10 +152,10 @@ def estimate_text(
 ) -> str:
     """What is to do, how long it may take, and the memory of the largest run by its label."""
     if not todo and not analyses:
-        return f"All {runs} runs have finished."
-    more = f" and {analyses} analyses" if analyses else ""
+        return f"Nothing to do: {counted(runs, 'run')} finished."
+    more = f" and {counted(analyses, 'analysis')}" if analyses else ""
     pace = "one at a time" if at_once == 1 else f"{at_once} at a time"
-    text = f"{todo} of {runs} runs{more} to do: about {duration_text(seconds)}, {pace}"
+    text = f"{todo} of {counted(runs, 'run')}{more} to do: about {duration_text(seconds)}, {pace}"
     if not memory:
         return f"{text}."
     largest = max(memory, key=lambda label: memory[label])
@@ -179,9 +179,9 @@ def _table(label: str, *others: str) -> Table:
 def _length(lines: Sequence[PlannedLine]) -> str:
     """500 rounds, or 125 to 2000 rounds where the columns differ."""
     lengths = sorted({one.units for one in lines})
-    if len(lengths) == 1 or len({one.unit.rstrip("s") for one in lines}) > 1:
+    if len(lengths) == 1 or len({one.unit for one in lines}) > 1:
         return lines[0].length
-    return f"{lengths[0]} to {lengths[-1]} {lines[0].unit.rstrip('s')}s"
+    return f"{lengths[0]} to {counted(lengths[-1], lines[0].unit)}"
 
 
 def _time(lines: Sequence[PlannedLine]) -> str:

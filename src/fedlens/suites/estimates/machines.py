@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError, suggest
 from fedlens.files import cache_dir, write_json
+from fedlens.runtime import units
 from fedlens.runtime.machine import cores_allowed, load_average, processor
-from fedlens.runtime.units import size_text
 from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import HEAD_S, Count, batch_of, count_key, speed_key
 from fedlens.suites.estimates.memory import counted_tasks, peak_memory
@@ -52,7 +52,7 @@ class Machine(Protocol):
     def __call__(self, config: Config, tasks: Collection[str]) -> Mapping[str, float]: ...
 
     def prepare(self, wanted: Sequence[Wanted]) -> None:
-        """Is told of all work beforehand: what is most of it is timed first."""
+        """Receives all work before the first estimate, and times the largest part of it first."""
         ...
 
     def peak_memory(self, config: Config) -> int: ...
@@ -181,7 +181,7 @@ class Elsewhere:
         return (
             f"{'Computed' if not row.measured else 'Computed from a measured rate'} for {row.label}"
             f": {counted}{_rate_text(rate)} peak in {precision}, {share:.0%} {origin}; "
-            f"{size_text(row.bandwidth)}/s and {size_text(row.memory)} of memory."
+            f"{units.size_text(row.bandwidth)}/s and {units.size_text(row.memory)} of memory."
         )
 
 
@@ -277,9 +277,9 @@ class ThisMachine:
     def sentence(self) -> str:
         new, before = len(self.timed) - len(self.remembered), len(self.remembered)
         earlier = f" ({before} of them earlier)" if new and before else " (earlier)" * (before > 0)
-        text = f"Kinds of steps that were timed on this machine: {len(self.timed)}{earlier}"
+        text = f"Timed on this machine{earlier}: {units.counted(len(self.timed), 'kind')} of step"
         if self.derived:
-            text += f"; computed from these by their FLOPs: {len(self.derived)}"
+            text += f"; {len(self.derived)} more estimated from their FLOPs"
         if self.busy:
             text += (
                 f". The machine is busy (load {load_average():.1f} on {cores_allowed()} cores): "
@@ -394,7 +394,7 @@ class _Kept:
         try:
             write_json(self.path, {"machine": self.machine, **self.content})
         except FedlensError as error:
-            log.warning("The timings are not kept for the next time: %s", error)
+            log.warning("The timings could not be saved: %s", error)
         self.changed = False
 
     def _load(self) -> dict[str, dict[str, Any]]:
