@@ -299,7 +299,12 @@ def test_cyclic_cohorts_of_unequal_size_are_refused(clients: int, participation:
         (["algorithm.sampling.chains=3"], r"chains=3 does not divide the 10 clients of a round"),
         (["algorithm.sampling.chains=0"], r"chains=0 must be 1 or more"),
         (["algorithm.sampling.order=sorted"], r"order=sorted is unknown"),
-        (["algorithm.scaffold=true"], r"scaffold=true corrects clients that all start from"),
+        (["algorithm.correction=fedcm"], r"correction=fedcm corrects clients that all start from"),
+        (
+            ["algorithm.sampling.order=opposite", "algorithm.scaffold=true"],
+            r"keeps one control variate of each",
+        ),
+        (["algorithm.measure_controls=true"], r"set algorithm\.scaffold=true"),
         (["backbone.batch_norm=local"], r"batch_norm=local keeps layers of each client"),
         (["algorithm.aggregator=regmean"], r"several clients have one: choose another"),
         (["privacy.secure=true", "engine=flower_simulation"], r"privacy.secure=true adds up"),

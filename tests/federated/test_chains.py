@@ -13,6 +13,7 @@ from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.federated import wire
 from fedlens.federated.algorithms.choice import make_aggregator
+from fedlens.federated.algorithms.fedcm import FedCM
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.carried import rules
 from fedlens.federated.client import (
@@ -139,6 +140,94 @@ def test_a_chain_is_sgd_from_client_to_client_bit_for_bit(
     assert report.accepted == (2, 0, 3, 1)
     record = report.record()
     assert record["participants"] == record["clients"] == [2, 0, 3, 1]
+
+
+Controls = dict[int, Parameters]
+
+
+def with_controls(
+    tasks: Sequence[ClientTask], start: Parameters, control: Parameters, own: Controls
+) -> tuple[Parameters, Parameters, Controls]:
+    """The same by hand with SCAFFOLD's terms: w ← w − η(g − c_i + c); c changes after the round."""
+    model, data, partition = in_training_layout(network()), examples(), shards(SIZES)
+    named, given = dict(model.named_parameters()), local_training()
+    params.assign(named, start)
+    zeros = params.zeros_like(start)
+    own, mean = dict(own), params.copy(control)
+    for task in tasks:
+        before, gradients = own.get(task.client, zeros), params.zeros_like(start)
+        shard = partition.shard(task.client)
+        order = local_order(len(shard), given.batch_size, task.steps, client_stream(SEED, task))
+        for index in torch.split(*order):
+            chosen = shard[index]
+            loss = F.cross_entropy(model(data.features[chosen]), data.labels[chosen])
+            for name, gradient in zip(
+                named, torch.autograd.grad(loss, list(named.values())), strict=True
+            ):
+                gradients[name] += gradient / task.steps
+                named[name].data -= LR * (gradient - before[name] + control[name])
+        own[task.client] = gradients  # c_i is the mean gradient of the client's last visit
+        for name, value in gradients.items():
+            mean[name] += (value - before[name]) / len(SIZES)
+    return params.copy(named), mean, own
+
+
+def agree(first: Params, second: Params) -> None:
+    for name, value in second.items():
+        torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_control_variates_correct_the_clients_of_a_chain() -> None:
+    given = local_training()
+    fed = FederatedAlgorithm(
+        Serial(made(given), 1), given, seed=SEED, correction=SCAFFOLD(), population=len(SIZES)
+    )
+    w = params.copy(dict(in_training_layout(network()).named_parameters()))
+    state, c, own = fed.init(w), params.zeros_like(w), {}
+    for round_, links in enumerate([[2, 0], [3, 2], [1, 2, 0, 3]], start=1):
+        drawn = cohort(links, round_=round_)
+        w, c, own = with_controls(drawn.tasks, w, c, own)
+        state, report = fed.apply(state, drawn)
+        agree(state.parameters, w)
+        agree(state.correction["control"], c)
+        assert state.clients is not None
+        for client, expected in own.items():
+            agree(state.clients.get(client) or {}, expected)
+        model = wire.size(state.trained)
+        assert (report.bytes_down, report.bytes_up) == (2 * len(links) * model,) * 2
+
+
+def test_measured_controls_are_the_gradients_before_the_first_round() -> None:
+    given = local_training()
+    fed = FederatedAlgorithm(
+        Serial(made(given), 1), given, seed=SEED, correction=SCAFFOLD(), population=len(SIZES)
+    )
+    start = params.copy(dict(in_training_layout(network()).named_parameters()))
+    tasks = [ClientTask(0, client, 1, LR, size) for client, size in enumerate(SIZES)]
+    state, cost = fed.measure(fed.init(start), tasks)
+    zeros, own = params.zeros_like(start), {}
+    for task in tasks:
+        _, _, one = with_controls([task], start, zeros, {})
+        own |= one
+        assert state.clients is not None
+        agree(state.clients.get(task.client) or {}, one[task.client])
+    assert params.digest(state.parameters) == params.digest(start)
+    mean = {name: sum(one[name] for one in own.values()) / len(SIZES) for name in start}
+    agree(state.correction["control"], mean)
+    again, _ = fed.measure(state, tasks)
+    assert params.digest(again.correction["control"]) == params.digest(state.correction["control"])
+    model = wire.size(state.trained)
+    assert cost == {"images": 4 * given.batch_size, "bytes_down": 4 * model, "bytes_up": 4 * model}
+    following, _ = fed.apply(state, cohort([2, 0]))
+    w, _, _ = with_controls(cohort([2, 0]).tasks, start, dict(state.correction["control"]), own)
+    agree(following.parameters, w)
+
+
+def test_what_clients_do_not_remember_is_not_measured() -> None:
+    given = local_training()
+    fed = FederatedAlgorithm(Serial(made(given), 1), given, seed=SEED)
+    with pytest.raises(FedlensError, match="use SCAFFOLD"):
+        fed.measure(fed.init(dict(network().named_parameters())), [])
 
 
 def test_what_is_carried_or_held_to_makes_a_difference() -> None:
@@ -379,7 +468,7 @@ def test_batch_norm_passes_its_statistics_along() -> None:
 def test_what_makes_no_sense_in_a_chain_is_refused() -> None:
     given, drawn = local_training(), cohort([2, 0])
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"correction": SCAFFOLD(), "population": 4}, "correction"),
+        ({"correction": FedCM(alpha=0.1)}, "FedCM"),
         ({"own": ("head.bias",)}, "FedBN"),
         ({"statistics": {"head.bias": torch.zeros(3)}}, "statistics"),
         ({"release": lambda change, accepted: change}, "differential privacy"),

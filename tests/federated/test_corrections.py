@@ -210,7 +210,7 @@ def test_feddyn_finds_the_common_optimum_where_averaging_does_not() -> None:
                 ends.append(y)
                 if round_:
                     task = ClientTask(1, client, 10, 0.1, 1, correction=term)
-                    round_.add(task, {"w": y}, None)
+                    round_.add(task, w, {"w": y}, None)
             change = {"w": torch.stack(ends).mean(0) - w["w"]}
             if round_:
                 after = round_.result(change, 3)

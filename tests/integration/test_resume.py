@@ -118,6 +118,10 @@ FEDERATIONS = {
         "federated.participation=0.5", "algorithm.carry_momentum=true", "algorithm.proximal=0.1",
         "algorithm.proximal_to=round",
     ],
+    "chain with measured controls": [
+        "train.trainable=last_blocks:1", "algorithm=scaffold", "algorithm.sampling=chain",
+        "algorithm.measure_controls=true", "federated.clients=6", "federated.participation=0.5",
+    ],
     "two chains, BatchNorm averaged": [
         *RESNET, "algorithm=chain", "algorithm.sampling.chains=2", "federated.clients=4",
         "federated.participation=1",

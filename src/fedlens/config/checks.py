@@ -355,9 +355,6 @@ def _chain_checks(config: Config) -> list[tuple[bool, str]]:
     count, size = chosen.get("chains", 1), cohort_size(config.federated)
     optimizer = config.train.optimizer
     where = f"algorithm.sampling={chosen.name}"
-    corrects = "algorithm.scaffold=true" if algorithm.scaffold else ""
-    if algorithm.correction.name != "none":
-        corrects = f"algorithm.correction={algorithm.correction.name}"
     return [
         (
             chosen.name != "chain" or size % count == 0,
@@ -365,9 +362,20 @@ def _chain_checks(config: Config) -> list[tuple[bool, str]]:
             "change it, or federated.participation",
         ),
         (
-            not (chained and corrects),
-            f"{corrects} corrects clients that all start from the global model, and with {where} "
-            "each starts where the last stopped: choose one",
+            not chained or algorithm.correction.name == "none",
+            f"algorithm.correction={algorithm.correction.name} corrects clients that all start "
+            f"from the global model, and with {where} each starts where the last stopped: choose "
+            "one",
+        ),
+        (
+            chosen.get("order") != "opposite" or not algorithm.scaffold,
+            "algorithm.sampling.order=opposite visits every client twice in a round, and "
+            "algorithm.scaffold=true keeps one control variate of each: leave one of them out",
+        ),
+        (
+            algorithm.scaffold or not algorithm.measure_controls,
+            "algorithm.measure_controls=true measures control variates: set "
+            "algorithm.scaffold=true",
         ),
         (
             not (chained and config.backbone.batch_norm == "local"),

@@ -59,6 +59,8 @@ def algorithm(config: Config) -> str:
     names = []
     if chosen.scaffold:
         names.append("SCAFFOLD")
+        if chosen.measure_controls:
+            names[-1] += " from measured controls"
     if chosen.correction.name != "none":
         names.append(_label(config, "algorithm.correction"))
     if chosen.proximal:

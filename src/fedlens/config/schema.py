@@ -117,6 +117,7 @@ class AlgorithmConfig:
     proximal_to: str = "start"  # of a chain: each client's own start, or the round's: start | round
     carry_momentum: bool = False  # of a chain: momentum passes from client to client
     scaffold: bool = False  # control variates
+    measure_controls: bool = False  # of scaffold: by one step of every client, not 0
     correction: Any = "none"  # a term in clients' gradients, from what the server remembers
     aggregator: Any = "mean"  # how client updates become one change of the global model
     server: Any = "sgd"  # how the server applies that change

@@ -28,7 +28,7 @@ from fedlens.federated.model_average import ModelAverage
 from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release
 from fedlens.federated.server import ServerOptimizer
 from fedlens.federated.server_memory import Memory
-from fedlens.federated.tasks import Clients, ClientUpdate, Cohort, Engine
+from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, Cohort, Engine
 from fedlens.models import classifier
 from fedlens.models.batch_norm import own_names
 from fedlens.params import Params
@@ -62,6 +62,7 @@ class FederatedSettings:
     server_lr: float
     seed: int
     correction: Correction | None = None
+    measure_controls: bool = False  # before the first round
     average: ModelAverage | None = None  # evaluated in place of the global model
     diagnostics: Mapping[str, MakeDiagnostic] = field(default_factory=dict)
     weighting: Literal["examples", "uniform"] = "examples"
@@ -153,6 +154,7 @@ class FederatedLoop:
         settings = self.settings
         lr = settings.lr * settings.schedule.factor(number - 1, self.loop.total)
         cohort = settings.draw_cohort(number, self.clients.sizes, lr=lr)
+        measured = self._measure_controls(lr) if self.server.round == 0 else {}
         start = self.server.trained
 
         def on_update(update: ClientUpdate, accepted: bool) -> None:
@@ -176,12 +178,26 @@ class FederatedLoop:
                 "out, or lower train.lr."
             ) from bad
         record = report.record()
+        if measured:
+            record |= {"controls": measured}
+            record |= {key: record[key] + measured[key] for key in ("bytes_down", "bytes_up")}
         if self.refit is not None and self.refit.due(number):
             record |= self._solve_head(self.refit, record)
         if settings.average is not None:
             self.past = settings.average.updated(self.past, self._raw)
         self._load_into_model()
         return record, report.timings()
+
+    def _measure_controls(self, lr: float) -> dict[str, int]:
+        """Control variates of all clients, where they are asked for; what that cost."""
+        if not self.settings.measure_controls:
+            return {}
+        tasks = [
+            ClientTask(round=0, client=client, steps=1, lr=lr, examples=int(size))
+            for client, size in enumerate(self.clients.sizes)
+        ]
+        self.server, cost = self.algorithm.measure(self.server, tasks)
+        return cost
 
     def _solve_head(self, refit: HeadRefit, record: dict[str, Any]) -> dict[str, Any]:
         """Solves the head on the present model; what that adds to the round's record."""

@@ -269,6 +269,7 @@ def federated(config: Config, precision: Precision) -> FederatedSettings:
         server=server.make(**server_parameters),
         server_lr=algorithm.server.lr,
         correction=correction(config),
+        measure_controls=algorithm.measure_controls,
         average=model_average(config),
         seed=config.seed,
         diagnostics={name: diagnostic[name].make for name in federated.diagnostics},

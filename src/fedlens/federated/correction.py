@@ -28,8 +28,11 @@ class Corrected:
 class CorrectionRound(Protocol):
     """One round: takes in updates, and then gives what is remembered of them."""
 
-    def add(self, task: ClientTask, end: Params, scale: float | None) -> None:
-        """One client's update; `scale` is a·η, as in `Correction.term`."""
+    def add(self, task: ClientTask, start: Params, end: Params, scale: float | None) -> None:
+        """One client's update, from where its training began to where it ended.
+
+        `scale` is a·η, as in `Correction.term`.
+        """
         ...
 
     def result(self, change: Params, population: int) -> Corrected:
@@ -48,6 +51,11 @@ class Correction(Protocol):
     @property
     def client_states(self) -> bool:
         """Whether clients remember something between the rounds they take part in."""
+        ...
+
+    @property
+    def along_chains(self) -> bool:
+        """Whether it also corrects clients that start where another stopped."""
         ...
 
     @property

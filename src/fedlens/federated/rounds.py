@@ -9,7 +9,7 @@ the weight of all its clients (Zaccone et al., 2022, https://arxiv.org/abs/2201.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -259,7 +259,7 @@ class FederatedAlgorithm:
         start = {**sent, **self.local.beside(state.trained)}
         prepared = time.monotonic()
         if cohort.chains:
-            self._run_chains(start, cohort, updates)
+            self._run_chains(start, replace(cohort, tasks=tuple(tasks)), updates)
         else:
             for update in self.engine.updates(start, tasks):
                 updates.add(update)
@@ -292,6 +292,38 @@ class FederatedAlgorithm:
         )
         return following, report
 
+    def measure(
+        self, state: ServerState, tasks: Sequence[ClientTask]
+    ) -> tuple[ServerState, dict[str, int]]:
+        """What the correction remembers of these clients, from updates that are not kept.
+
+        With tasks of one step for all clients, SCAFFOLD's controls are their gradients at the
+        model before the first round. Returns the state, the model in it as it was, and the images
+        seen and bytes sent.
+        """
+        correction = self.correction
+        if correction is None or not correction.client_states:
+            raise FedlensError("Only what clients remember can be measured: use SCAFFOLD.")
+        assert state.clients is not None
+        unknown = params.zeros_like(state.trained)
+        tasks = [replace(task, correction=unknown) for task in tasks]
+        asked = Cohort(state.round, tuple(task.client for task in tasks), tuple(tasks), lr=0.0)
+        blank = replace(state, correction=correction.init(state.trained))  # also if measured before
+        updates = _RoundUpdates(self, blank, asked, None)
+        sent = {**state.trained, **state.carried}
+        for update in self.engine.updates(sent, tasks):
+            updates.remember(update)
+        assert updates.correction is not None
+        measured = updates.correction.result(unknown, self.population or 0)
+        masked = state.packing.index
+        cost = {
+            "images": 0 if updates.tally is None else updates.tally.seen,
+            "bytes_down": len(tasks) * wire.size(sent, masked),
+            "bytes_up": len(tasks) * wire.size(state.trained, masked),
+        }
+        clients = state.clients.updated(measured.clients)
+        return replace(state, correction=measured.memory, clients=clients), cost
+
     def _run_chains(self, start: Params, cohort: Cohort, updates: "_RoundUpdates") -> None:
         """Each chain link by link; a client whose update is rejected is passed over."""
         silent = 0
@@ -320,7 +352,10 @@ class FederatedAlgorithm:
                 )
             return
         for used, what in [
-            (self.correction is not None, "A correction of the clients' gradients needs"),
+            (
+                self.correction is not None and not self.correction.along_chains,
+                f"{type(self.correction).__name__} needs",
+            ),
             (self.own, "Layers that every client keeps for itself (FedBN) need"),
             (self.statistics, "The aggregator's statistics of each client need"),
             (self.release is not None, "Central differential privacy needs"),
@@ -475,8 +510,9 @@ class _RoundUpdates:
                 self._measure(one, update)
                 if chain is None:
                     self._aggregate(one, update.parameters)
-                    self._remember(one, update)
+                    self._remember(one, update, self.start)
                 else:
+                    self._remember(one, update, chain.parameters)
                     chain.extend(update.parameters, one, update.task.steps)
         self.seconds += time.monotonic() - arrived
         if self.on_update is not None:
@@ -484,6 +520,15 @@ class _RoundUpdates:
                 moved = {name: self.start[name] + self.delta.values[name] for name in self.start}
                 update = replace(update, parameters=moved)
             self.on_update(update, one is not None)
+
+    def remember(self, update: ClientUpdate) -> None:
+        """What a client keeps of an update from the global model that is not aggregated."""
+        update = replace(update, parameters=params.with_float64(update.parameters))
+        with limited_threads(1):
+            one = self._checked(update, self.start)
+            if one is not None:
+                self._remember(one, update, self.start)
+                self._count(update.tally)
 
     def finish(self, chain: _Chain) -> None:
         """Aggregates the end of a chain, unless none of its clients was accepted."""
@@ -537,15 +582,15 @@ class _RoundUpdates:
         for rule in self.carried:
             rule.add(parameters, one.weight)
 
-    def _remember(self, one: Contribution, update: ClientUpdate) -> None:
-        """What a client keeps for itself until its next round."""
+    def _remember(self, one: Contribution, update: ClientUpdate, start: Params) -> None:
+        """What a client that began at `start` keeps for itself until its next round."""
         if self.algorithm.own:
             kept = {name: update.parameters[name] for name in self.algorithm.own}
             self.own[one.client] = params.copy(kept)
         if self.correction is not None:
             task = update.task
             scale = self.algorithm.local.scale(task.steps, task.lr)
-            self.correction.add(task, one.parameters, scale)
+            self.correction.add(task, start, one.parameters, scale)
 
     def change(self) -> dict[str, torch.Tensor]:
         return self._mean_change if self.aggregator is self.mean else self.aggregator.change()

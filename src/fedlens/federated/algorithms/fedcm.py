@@ -40,6 +40,7 @@ class FedCM:
 
     needs_effective_steps = True
     client_states = False
+    along_chains = False
     returned = False
     proximal = 0.0
 
@@ -71,8 +72,8 @@ class _Direction:
 
     scales: list[float] = field(default_factory=list)
 
-    def add(self, task: ClientTask, end: Params, scale: float | None) -> None:
-        del task, end
+    def add(self, task: ClientTask, start: Params, end: Params, scale: float | None) -> None:
+        del task, start, end
         assert scale is not None
         self.scales.append(scale)
 

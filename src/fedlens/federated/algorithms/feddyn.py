@@ -42,6 +42,7 @@ class FedDyn:
 
     needs_effective_steps = False
     client_states = True
+    along_chains = False
     returned = False
     gradient_scale = 1.0
 
@@ -60,7 +61,8 @@ class FedDyn:
         return {name: -own[name] for name in trained}
 
     def begin(self, memory: Memory, trained: Params) -> "_Duals":
-        return _Duals(self.alpha, memory[MEAN], trained)
+        del trained
+        return _Duals(self.alpha, memory[MEAN])
 
 
 @dataclass
@@ -69,19 +71,18 @@ class _Duals:
 
     alpha: float
     mean: Params
-    start: Params
     sums: dict[str, torch.Tensor] = field(init=False)
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sums = params.zeros_like(self.start, torch.float64)
+        self.sums = params.zeros_like(self.mean, torch.float64)
 
-    def add(self, task: ClientTask, end: Params, scale: float | None) -> None:
+    def add(self, task: ClientTask, start: Params, end: Params, scale: float | None) -> None:
         del scale
         assert task.correction is not None
         own: dict[str, torch.Tensor] = {}
         for name, term in task.correction.items():
-            moved = end[name] - self.start[name]
+            moved = end[name] - start[name]
             self.sums[name].add_(moved)
             own[name] = -term.to(moved.device) - self.alpha * moved
         self.clients[task.client] = own

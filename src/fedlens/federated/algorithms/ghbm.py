@@ -38,6 +38,7 @@ class GHBM:
 
     needs_effective_steps = True
     client_states = False
+    along_chains = False
     returned = False
     gradient_scale = 1.0
     proximal = 0.0
@@ -70,8 +71,8 @@ class _Models:
 
     models: Memory
 
-    def add(self, task: ClientTask, end: Params, scale: float | None) -> None:
-        del task, end, scale
+    def add(self, task: ClientTask, start: Params, end: Params, scale: float | None) -> None:
+        del task, start, end, scale
 
     def result(self, change: Params, population: int) -> Corrected:
         del population

@@ -87,6 +87,7 @@ class SCAFFOLD:
 
     needs_effective_steps = True
     client_states = True
+    along_chains = True
     returned = True  # clients send Δc_i
     gradient_scale = 1.0
     proximal = 0.0
@@ -101,20 +102,20 @@ class SCAFFOLD:
         return correction(memory[CONTROL], own)
 
     def begin(self, memory: Memory, trained: Params) -> "_Controls":
-        return _Controls(ControlChange(memory[CONTROL]), trained)
+        del trained
+        return _Controls(ControlChange(memory[CONTROL]))
 
 
 @dataclass(frozen=True)
 class _Controls:
-    """The controls of one round's clients, who all start from the same parameters."""
+    """The controls of one round's clients, wherever each of them starts."""
 
     controls: ControlChange
-    start: Params
 
-    def add(self, task: ClientTask, end: Params, scale: float | None) -> None:
+    def add(self, task: ClientTask, start: Params, end: Params, scale: float | None) -> None:
         assert task.correction is not None
         assert scale is not None
-        self.controls.add(task.client, task.correction, self.start, end, scale)
+        self.controls.add(task.client, task.correction, start, end, scale)
 
     def result(self, change: Params, population: int) -> Corrected:
         control = self.controls.result(population)
