@@ -449,7 +449,9 @@ def test_the_library_example_of_the_readme_runs() -> None:
     world: dict[str, Any] = {
         "images": inputs,
         "labels": torch.arange(600) % 10,
-        "model": torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)),
+        "model": torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)
+        ),
     }
     exec(block, world)
     assert world["state"].round == 10

@@ -1,7 +1,7 @@
 """Runs the commands of the tutorial and collects the figures that its pages show.
 
 A page lists its commands in blocks marked `bash`. Below each figure, the caption names the file
-that the commands wrote. Run in an empty folder: python CLONE/docs/hooks/tutorial.py
+that the commands wrote. Run in the clone, without older runs: python docs/hooks/tutorial.py
 """
 
 import re
