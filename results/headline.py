@@ -2,9 +2,9 @@
 
 Test top-1 in %, mean ± 95 % t-interval over seeds; a number without ± comes from one seed.
 
-    python results/headline.py results/cifar100_cpu/runs.tar.xz                    all methods
-    python results/headline.py results/cifar100_cpu/runs.tar.xz --short            the README's rows
-    python results/headline.py results/cifar100_cpu/runs.tar.xz --figure FILE.png  the README's figure
+    python results/headline.py RECORDS                    all methods
+    python results/headline.py RECORDS --short            the rows of the README
+    python results/headline.py RECORDS --figure FILE.png  the figure of the README
 """
 
 import argparse

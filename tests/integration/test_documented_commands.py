@@ -33,6 +33,7 @@ TINY = [
 ]
 FEDERATED = ["federated.rounds=1", "federated.participation=0.02", "federated.local_steps=1"]
 SPARSE = ["sparse.rounds=1", "sparse.examples=20"]
+KEPT = ["federated.participation=0.4"]  # so that the class to forget is among the kept updates
 SUITE = ["--seeds", "1", "--jobs", "1", "--only", "IID"]
 
 
@@ -48,6 +49,7 @@ def tiny(words: list[str]) -> list[str]:
         *TINY,
         *(FEDERATED if federated else []),
         *(SPARSE if sparse else []),
+        *(KEPT if "federated.keep_updates=1" in words else []),
         *(SUITE if command == "suite" else []),
     ]
 
