@@ -1,12 +1,18 @@
-"""The headline table of a study's records, as Markdown: ways of training × partitions.
+"""Two tables of a study's records as Markdown, and the figure of the README.
 
-Test top-1 in %, mean ± 95 % t-interval over seeds; a number without ± is one seed. Run:
-python results/headline.py results/cifar100_cpu/runs.tar.xz
+Test top-1 in %, mean ± 95 % t-interval over seeds; a number without ± comes from one seed.
+
+    python results/headline.py RECORDS                    all methods
+    python results/headline.py RECORDS --short            the rows of the README
+    python results/headline.py RECORDS --figure FILE.png  the figure of the README
 """
 
+import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 from fedlens.reporting.study import labels, runs
 from fedlens.reporting.study.comparison import chosen, grouped
@@ -14,20 +20,104 @@ from fedlens.reporting.study.runs import Method
 
 COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")
 STEPS, DENSITY, CALIBRATION = 4, 0.1, 4  # of the headline; sweeps of them are in the report
-ORDER = (  # of the rows, by what is trained
-    "ridge head, no fine-tuning",
-    "class-mean head, no fine-tuning",
-    "linear head trained, backbone frozen",
-    "full fine-tuning, linear head trained jointly",
-    "full fine-tuning, ridge head frozen",
-)
+
+# The README's rows: what differs from full fine-tuning by FedAvg under a frozen ridge head.
+SHORT_COLUMNS = ("IID", "Nc=5", "Nc=1")
+USUAL = {
+    "train.trainable.name": "full",
+    "head.name": "ridge",
+    "sparse.density": None,
+    "algorithm.sampling.name": "uniform",
+    "algorithm.aggregator.name": "mean",
+    "algorithm.server.lr": 1.0,
+}
+SHORT: dict[str, dict[str, Any]] = {
+    "Ridge head, backbone frozen": {"train.trainable.name": "head"},
+    "Linear head trained by FedAvg, backbone frozen": {
+        "train.trainable.name": "head",
+        "head.name": "linear",
+    },
+    "Full fine-tuning, head trained jointly": {"head.name": "linear"},
+    "Full fine-tuning, ridge head frozen": {},
+    "Random 10 % of the weights trained, ridge head frozen": {
+        "sparse.density": DENSITY,
+        "sparse.rule.name": "random",
+    },
+    "Least sensitive 10 % of the weights trained (TaLoS), ridge head frozen": {
+        "sparse.density": DENSITY,
+        "sparse.rule.name": "least_sensitive",
+    },
+    "Full fine-tuning, ridge head frozen, cyclic client sampling, server learning rate 2": {
+        "algorithm.sampling.name": "cyclic",
+        "algorithm.server.lr": 2.0,
+    },
+    "Full fine-tuning, ridge head frozen, cyclic client sampling, TIES merging": {
+        "algorithm.sampling.name": "cyclic",
+        "algorithm.aggregator.name": "ties",
+    },
+}
 
 
 def headline(places: Iterable[Path]) -> str:
-    methods = [m for m in runs.read(places).methods if labels.federated(m) and _shown(m)]
-    rows = grouped(sorted(methods, key=_order), _name)
-    lines = [_line(["test top-1 in %", *COLUMNS]), _line(["---"] * (1 + len(COLUMNS)))]
-    return "\n".join([*lines, *(_line([_name(row[0]), *_cells(row)]) for row in rows)]) + "\n"
+    """Every federated method of the study, a row each."""
+    rows = grouped(sorted(_methods(places), key=_order), _name)
+    return _table(COLUMNS, ((_name(row[0]), row) for row in rows))
+
+
+def short_headline(places: Iterable[Path]) -> str:
+    """The rows of the README."""
+    return _table(SHORT_COLUMNS, _short_rows(places).items())
+
+
+def draw(places: Iterable[Path], target: Path) -> None:
+    """The README's rows as a figure: IID data and one class per client, joined by a line."""
+    from fedlens.reporting.figures import style
+
+    rows = _short_rows(places)
+    names = [fill(label, 46) for label in rows]
+    ends = {"IID": "IID data", "Nc=1": "one class per client (Nc=1)"}
+    with style.paper():
+        left = max(map(style.text_width, names)) + 0.12
+        figure, ((axes,),) = style.panels(1, 1, width=style.TEXT, height=2.7, left=left, top=0.1)
+        for place, row in enumerate(rows.values()):
+            found = [method for column in ends if (method := _at(row, column))]
+            means = [method.test.mean for method in found]
+            axes.plot(means, [place] * len(found), color=style.GREY, linewidth=0.8, zorder=1)
+        for (column, label), look in zip(ends.items(), style.LOOKS, strict=False):
+            places_ = [place for place, row in enumerate(rows.values()) if _at(row, column)]
+            tests = [method.test for row in rows.values() if (method := _at(row, column))]
+            axes.errorbar(
+                [test.mean for test in tests],
+                places_,
+                xerr=[test.half or 0 for test in tests],
+                fmt=look.marker,
+                color=look.colour,
+                capsize=2,
+                label=label,
+            )
+        axes.set_yticks(range(len(rows)), names)
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel("test accuracy [%]")
+        axes.legend(loc="lower left")
+        style.plain(axes, "x")
+        style.save(figure, target)
+
+
+def _methods(places: Iterable[Path]) -> list[Method]:
+    return [m for m in runs.read(places).methods if labels.federated(m) and _shown(m)]
+
+
+def _short_rows(places: Iterable[Path]) -> dict[str, list[Method]]:
+    methods = _methods(places)
+    return {
+        label: [
+            method
+            for method in methods
+            if all(method.get(key) == value for key, value in {**USUAL, **changes}.items())
+        ]
+        for label, changes in SHORT.items()
+    }
 
 
 def _shown(method: Method) -> bool:
@@ -47,17 +137,34 @@ def _name(method: Method) -> str:
     return name if algorithm == "FedAvg" else f"{name}, {algorithm}"
 
 
-def _order(method: Method) -> tuple[int, bool, bool, str, str]:
-    kind, algorithm = ORDER.index(labels.trained(method)), labels.algorithm(method)
-    return kind, algorithm != "FedAvg", labels.sparse(method), labels.rule(method), algorithm
+def _order(method: Method) -> tuple[Any, ...]:
+    """Frozen backbones first, then full fine-tuning, then masks, then other algorithms."""
+    return (
+        labels.trains(method),
+        method.get("train.trainable.name") != "head",
+        method.get("head.name") == "ridge",
+        labels.algorithm(method) != "FedAvg",
+        labels.sparse(method),
+        labels.rule(method),
+        labels.algorithm(method),
+    )
 
 
-def _cells(row: list[Method]) -> list[str]:
-    cells = []
-    for column in COLUMNS:
-        here = [method for method in row if labels.partition(method) == column]
-        cells.append(_number(chosen(here)) if here else "")
-    return cells
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, list[Method]]]) -> str:
+    lines = [_line(["test top-1 in %", *columns]), _line(["---"] * (1 + len(columns)))]
+    lines += [_line([label, *_cells(methods, columns)]) for label, methods in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: list[Method], columns: tuple[str, ...]) -> Iterator[str]:
+    for column in columns:
+        method = _at(row, column)
+        yield _number(method) if method else ""
+
+
+def _at(row: list[Method], column: str) -> Method | None:
+    here = [method for method in row if labels.partition(method) == column]
+    return chosen(here) if here else None
 
 
 def _number(method: Method) -> str:
@@ -66,9 +173,20 @@ def _number(method: Method) -> str:
     return f"{accuracy.mean:.2f}{half}"
 
 
-def _line(cells: list[str]) -> str:
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The tables and the figure of a study's records.")
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--short", action="store_true", help="only the rows of the README")
+    parser.add_argument("--figure", type=Path, help="draw the rows of the README into this file")
+    given = parser.parse_args()
+    if given.figure:
+        draw(given.records, given.figure)
+    sys.stdout.write((short_headline if given.short else headline)(given.records))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(headline([Path(place) for place in sys.argv[1:]]))
+    main()

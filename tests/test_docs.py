@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import typer
 import yaml
 from mkdocs.exceptions import PluginError
@@ -393,12 +394,16 @@ def _text(node: ast.expr, values: dict[str, str]) -> str:
     return str(node.value)
 
 
+def _python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
 @pytest.fixture
 def rows_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The rows that docs/how-to/extend.md adds, as those of a file mine.py."""
+    """The rows that docs/how-to/extend.md and README.md add, as those of a file mine.py."""
     before = {kind: dict(registry.added) for kind, registry in REGISTRIES.items()}
-    text = (ROOT / "docs" / "how-to" / "extend.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = _python_blocks(ROOT / "docs" / "how-to" / "extend.md")
+    blocks += _python_blocks(ROOT / "README.md")[1:]  # the first is of the library
     mine = types.ModuleType("mine")
     exec("\n".join(blocks), mine.__dict__)
     monkeypatch.setitem(sys.modules, "mine", mine)
@@ -424,9 +429,36 @@ def _read(hook: ModuleType, markdown: str) -> str:
     return rendered
 
 
-def test_readme_names_every_experiment_and_every_suite() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    names = [*options("experiment"), *options("suite")]
-    parts = ("quick_", "quickstart_rules")  # of quick, and named under Measured
-    assert [n for n in names if f"{n}`" not in text and f" {n} " not in text
-            and not n.startswith(parts)] == []  # fmt: skip
+@pytest.mark.parametrize("kind", ["experiment", "suite"])
+def test_the_overview_names_every_experiment_and_every_suite(kind: str) -> None:
+    text = (ROOT / "docs" / "reference" / f"{kind}s.md").read_text(encoding="utf-8")
+    parts = ("quick_", "quickstart_rules")  # of quick, and named under Measurements
+    assert [
+        name
+        for name in options(kind)
+        if f"{name}`" not in text and f" {name} " not in text and not name.startswith(parts)
+    ] == []
+
+
+def test_the_tutorial_links_its_terms_to_the_glossary() -> None:
+    known = re.findall(r"^## (.+)$", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.M)
+    assert 12 <= len(known) <= 24
+    linked = set()
+    for page in (ROOT / "docs" / "tutorial").glob("*.md"):
+        linked |= set(re.findall(r"glossary\.md#([\w-]+)", page.read_text("utf-8")))
+    assert len(linked) >= 12
+
+
+def test_the_library_example_of_the_readme_runs() -> None:
+    block = _python_blocks(ROOT / "README.md")[0]
+    assert len(block.splitlines()) <= 12
+    inputs = torch.randn(600, 4)
+    world: dict[str, Any] = {
+        "images": inputs,
+        "labels": torch.arange(600) % 10,
+        "model": torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)
+        ),
+    }
+    exec(block, world)
+    assert world["state"].round == 10

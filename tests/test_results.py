@@ -1,4 +1,4 @@
-"""The committed records say what the committed words claim: suites, README, report."""
+"""The committed records say what the committed words claim: suites, README, docs, report."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import yaml
 
 from fedlens.config.schema import Config
@@ -22,7 +23,9 @@ from fedlens.suites.suite import find, only
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "results" / "cifar100_cpu"
 README = (ROOT / "README.md").read_text()
-ANSWERS = README.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
+FINDINGS = README.partition("<!-- findings -->")[2].partition("<!-- /findings -->")[0]
+PAGE = (ROOT / "docs" / "study.md").read_text()
+ANSWERS = PAGE.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
 
 Method = tuple[Any, ...]
 
@@ -108,11 +111,12 @@ def numbers(grid: Grid) -> Iterator[float]:
     yield from (delta.corrected for delta in grid.contrasts if delta.corrected is not None)
 
 
-def test_every_number_of_the_answers_is_in_the_report() -> None:
+@pytest.mark.parametrize("words", [FINDINGS, ANSWERS], ids=["README", "study"])
+def test_every_number_of_the_answers_is_in_the_report(words: str) -> None:
     report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
     grids = (grid for chapter in report.chapters for grid in chapter.grids)
     known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
-    said = set(re.findall(r"\b\d+\.\d\d\b", ANSWERS))
+    said = set(re.findall(r"\b\d+\.\d\d\b", words))
     assert said
     assert said <= known
 
@@ -147,8 +151,17 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_the_headline_table_is_what_the_records_say() -> None:
-    assert script("headline").headline([STUDY / "runs.tar.xz"]) in README
+def test_the_headline_tables_are_what_the_records_say() -> None:
+    tables = script("headline")
+    assert tables.headline([STUDY / "runs.tar.xz"]) in PAGE
+    assert tables.short_headline([STUDY / "runs.tar.xz"]) in README
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+    table = README.partition("<!-- headline -->\n")[2].partition("<!-- /headline -->")[0]
+    assert len(table.splitlines()) <= 2 + 8
+    assert FINDINGS.count("- **") == 3
 
 
 def test_the_cosines_of_the_answers_are_those_of_the_records() -> None:

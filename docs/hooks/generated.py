@@ -29,7 +29,6 @@ from fedlens.config import options
 from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, parameters
 from fedlens.registry import REGISTRIES, REQUIRED, Parameter
 
-README = Path(__file__).parents[2] / "README.md"
 MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
 NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`")
 FILES = (".json", ".jsonl", ".png", ".py", ".yaml", ".safetensors", ".md", ".db", ".csv", ".tex")
@@ -260,14 +259,6 @@ def _shown(argument: Any) -> str:
     return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
-def readme(heading: str) -> Iterator[str]:
-    """A section of README.md; its links into the repository become plain words."""
-    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", README.read_text("utf-8"), re.M | re.S)
-    if found is None:
-        raise PluginError(f"README.md has no section '{heading}'")
-    yield re.sub(r"(?<!!)\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", found[1].strip())
-
-
 def _text(words: str) -> str:
     """Safe in a Markdown table; `code` stays code."""
     parts = re.split(r"(`[^`]*`)", " ".join(words.split()))
@@ -286,6 +277,4 @@ TABLE: dict[str, Callable[[], Iterator[str]]] = {
     "suites": partial(documents, "suite"),
     "options": option_files,
     "commands": commands,
-    "run folder": partial(readme, "A run is a folder"),
-    "measured": partial(readme, "Measured"),
 }
