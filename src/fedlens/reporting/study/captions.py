@@ -23,7 +23,10 @@ TOO_FEW = "too few seeds to test"
 NOT_SIGNIFICANT = "not significant"
 NOT_TESTED = "not tested"  # the suite states its contrasts, and this is none of them
 NO_RUNS = "no runs yet"
-TABLE_FAMILY = "p is corrected (Holm) over all differences between rows, or between columns"
+TABLE_FAMILY = (
+    "p is corrected (Holm) over all differences between rows, or between columns, of a table, so "
+    "the same two methods may have another p in another table"
+)
 
 
 def grids(chapter: Chapter) -> list[Grid]:
