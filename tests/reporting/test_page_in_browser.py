@@ -259,6 +259,7 @@ def test_charts_have_names_and_tables_behind_them(opened: Any) -> None:
     assert all(": " in label for label in dots)
     sheet.click("#tab-curves")
     chart(sheet).locator("summary").click()
+    chart(sheet).locator("tbody tr").first.wait_for()
     rows = chart(sheet).locator("tbody tr").all_inner_texts()
     assert len(rows) == 18
     assert rows[1].split("\t") == ["dense, IID", "4", "32", "1.5", "45.00 ± 0.50"]
@@ -279,6 +280,32 @@ def test_nothing_overflows_on_a_phone(opened: Any, scheme: str) -> None:
     assert sheet.evaluate(WIDEST) <= PHONE
     background = sheet.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(247, 247, 245)", "dark": "rgb(17, 20, 23)"}[scheme]
+
+
+def test_tabs_off_screen_are_hinted_at(opened: Any) -> None:
+    sheet = opened(rich(), width=PHONE)
+    bar = sheet.locator("[role=tablist]")
+    playwright.expect(bar).to_have_class("more-right")
+    bar.evaluate("node => { node.scrollLeft = node.scrollWidth; }")
+    playwright.expect(bar).to_have_class("more-left")
+    wide = opened(rich()).locator("[role=tablist]")
+    assert not wide.get_attribute("class")
+
+
+@pytest.mark.parametrize("width", [PHONE, 800, 1400])
+def test_labels_and_numbers_of_a_dot_chart_stand_beside_its_plot(opened: Any, width: int) -> None:
+    sheet = opened(rich(), width=width)
+    overlaps = sheet.evaluate(
+        """[...document.querySelectorAll("#panel-overview .dots")].flatMap((chart) => {
+            const boxes = (selector) => [...chart.querySelectorAll(selector)]
+                .map((node) => node.getBoundingClientRect()).filter((box) => box.width);
+            const meet = (a, b, from, to) => a[from] < b[to] - 1 && b[from] < a[to] - 1;
+            const labels = boxes(".name, .where, .value");
+            return boxes(".strip").flatMap((plot) => labels.filter((label) =>
+                meet(plot, label, "left", "right") && meet(plot, label, "top", "bottom")));
+        }).length"""
+    )  # fmt: skip
+    assert overlaps == 0
 
 
 def test_a_violation_is_red_and_marks_its_tab(opened: Any) -> None:

@@ -200,7 +200,7 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
         ((1, 4), "In 1 of 2 cells of the tables the method, with its learning rate and weight "
                  "decay, was chosen among several on validation, never on test accuracy; in the "
                  "others they are those of the configs."),
-        ((2, 4), "chosen among several on validation, never on test accuracy. Of the p-values: p is"),
+        ((2, 4), "chosen among several on validation, never on test accuracy. Of the p-values:"),
     ],
 )  # fmt: skip
 def test_a_choice_is_told_only_where_there_was_one(candidates: tuple[int, int], said: str) -> None:

@@ -34,20 +34,21 @@ class KeyResult:
     question: str  # as a question
     sentences: list[str]
     grid: str  # name of the table behind it
+    tested: bool  # whether any of the table's differences was tested
     note: str  # what the methods of the table share; '' for a headline, whose table stands below
 
 
 def key_results(content: Content, chapter: Chapter) -> list[KeyResult]:
     """A result for each question, from its first table; those with a test come first."""
-    tested, others = [], []
+    results = []
     for question in content.questions:
         grids = [grid for grid in captions.grids(chapter) if grid.question == question.name]
         for grid in grids[:1]:
             asks = question.asks or question.label
             note = "" if question.headline else capital(grid.note)
-            result = KeyResult(asks, answer(grid, question), grid.name, note)
-            (tested if any(map(captions.tested, grid.contrasts)) else others).append(result)
-    return [*tested, *others]
+            tested = any(map(captions.tested, grid.contrasts))
+            results.append(KeyResult(asks, answer(grid, question), grid.name, tested, note))
+    return sorted(results, key=lambda result: not result.tested)
 
 
 def answer(grid: Grid, question: Question) -> list[str]:
