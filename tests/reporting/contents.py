@@ -23,7 +23,7 @@ from fedlens.reporting.study.content import (
 from fedlens.reporting.study.questions import questions
 
 ABOUT = About(authors=[Author("Ada Example", "s1", "A University"), Author("Ben Example")])
-HERE, THERE = "synthetic benchmark, vit_pico at 32 px", "CIFAR-100, vit_tiny at 160 px"
+HERE, THERE = "synthetic benchmark, ViT pico at 32 px", "CIFAR-100, ViT-Ti/16 at 160 px"
 RULES = ("dense", "least sensitive", "random")
 PARTS = ("IID", "Nc=1")
 

@@ -75,6 +75,28 @@ def test_an_older_report_is_replaced_whole(
     assert "Newer" in (out / "index.html").read_text(encoding="utf-8")
 
 
+def test_what_its_author_wrote_is_kept(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report.write([runs], out, About())
+    (out / "discussion.tex").write_text("My words.")
+    (out / "pictures").mkdir()
+    (out / "pictures" / "mine.png").write_bytes(b"1")
+    report.write([runs], out, About(title="Newer"))
+    assert (out / "discussion.tex").read_text() == "My words."
+    assert (out / "pictures" / "mine.png").read_bytes() == b"1"
+    assert (out / "introduction.tex").read_text().startswith("% ")
+
+
+def test_without_latexmk_a_warning_comes_first_and_the_rest_is_written(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    caplog.set_level("INFO", logger="fedlens")
+    report.write([runs], tmp_path / "out", About(), pdf=True)
+    assert "latexmk is not installed" in caplog.records[0].message
+    assert {"index.html", "report.tex"} <= set(files(tmp_path / "out"))
+
+
 def test_what_is_no_report_is_left_alone(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "thesis"
     out.mkdir()

@@ -63,16 +63,15 @@ def report(
     authors = details.read(about) if about else About()
     result = write(runs, folder, authors, asked=asked, pdf=pdf)
     for check in result.audit:
-        if check.passed:
-            out.print(f"[green]PASS[/green]  {check.title} ({check.scope})", highlight=False)
-            continue
-        out.print(f"[red]FAIL  {check.title}[/red]", highlight=False)
+        colour = {"PASS": "green", "FAIL": "red"}.get(check.outcome, "yellow")
+        outcome = f"[{colour}]{check.outcome:9}[/{colour}]"
+        out.print(f"{outcome} {check.title} ({check.scope})", highlight=False)
         for violation in check.violations:
             out.print(f"      {violation}", style="red", **PLAIN)
     if result.unfinished:
         out.print(f"Left out, not finished: {counted(len(result.unfinished), 'run')}", **PLAIN)
-    if pdf:
-        out.print(f"paper   {folder / 'report.pdf'}", **PLAIN)
+    paper = "report.pdf" if (folder / "report.pdf").exists() else "report.tex"
+    out.print(f"paper   {folder / paper}", **PLAIN)
     out.print(f"report  {folder / PAGE}", **PLAIN)
 
 

@@ -1,6 +1,7 @@
 """A report is a folder: a page, a paper, tables and figures, all from one `Content`.
 
 index.html  report.tex  references.bib  [report.pdf]  content.json  tables/  figures/  clock.csv
+introduction.tex  discussion.tex  …: the author's own words, kept from one report to the next.
 Times are in clock.csv only, so the same records give the same bytes in all other files.
 """
 
@@ -42,8 +43,12 @@ def write(
     """Reads runs and writes the folder `out`, which may hold an older report, but nothing else.
 
     `asked` are the contrasts that a suite stated before its runs. If writing fails, an older report
-    stays as it was.
+    stays as it was. Files that its author added are kept. Without latexmk there is no PDF, which a
+    warning says before any work.
     """
+    if pdf and (missing := paper.missing_program()):
+        log.warning(missing)
+        pdf = False
     clear_partials(out.parent, of=out.name)  # of a report that was killed
     if out.exists() and not (out / CONTENT).exists() and (out.is_file() or any(out.iterdir())):
         raise FedlensError(f"{out} exists and is not a report: choose another folder.")
@@ -55,6 +60,7 @@ def write(
         raise _naming_the_run(study, error) from error
     with replacing(out) as folder:
         folder.mkdir()
+        paper.keep(out, folder)
         _write_tables(result, folder / "tables")
         log.info("drawing figures")
         report.write(report.figures(result), folder / "figures")

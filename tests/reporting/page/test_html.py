@@ -13,7 +13,16 @@ import pytest
 
 from fedlens.reporting.page.html import TABS, deepest, distinct, page, share, summary
 from fedlens.reporting.study.captions import verdict
-from fedlens.reporting.study.content import Author, Cell, Check, Contrast, Curve, CurveSet, Grid
+from fedlens.reporting.study.content import (
+    Answer,
+    Author,
+    Cell,
+    Check,
+    Contrast,
+    Curve,
+    CurveSet,
+    Grid,
+)
 from fedlens.reporting.study.questions import questions
 from tests.reporting.contents import ABOUT, cell, mask, minimal, rich
 
@@ -180,7 +189,7 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
     changed = replace(content, chapters=[told])
     said = "best before training in 1 of 2 seeds"
     assert f"40.00 ± 0.42 2 seeds · 307 MB † {said} 41.00" in words(page(changed))
-    assert f"from 40.00 % (central, dense; {said}) to" in summary(changed)
+    assert f"40.00 ± 0.42 % for central ({said})" in words(page(changed))
     assert said not in words(page(content))
 
 
@@ -191,7 +200,7 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
         ((1, 4), "In 1 of 2 cells of the tables the method, with its learning rate and weight "
                  "decay, was chosen among several on validation, never on test accuracy; in the "
                  "others they are those of the configs."),
-        ((2, 4), "chosen among several on validation, never on test accuracy. p is corrected"),
+        ((2, 4), "chosen among several on validation, never on test accuracy. Of the p-values:"),
     ],
 )  # fmt: skip
 def test_a_choice_is_told_only_where_there_was_one(candidates: tuple[int, int], said: str) -> None:
@@ -240,14 +249,59 @@ def test_facts_are_named_in_words() -> None:
 
 def test_the_summary_says_what_the_records_say() -> None:
     assert summary(rich()) == (
-        "This report is made from 3 finished runs in 2 settings, over seeds 0, 1. "
-        "On synthetic benchmark, vit_pico at 32 px: The six models of the study, from "
-        "49.33 % (FedAvg, Nc=1, dense; 3 seeds) to 78.74 % (central, dense; 1 seed); "
-        "Mask rules: of 2 differences between rows, over 3 seeds, 1 is significant "
-        "(p < 0.05 after Holm's correction, over at least 3 seeds). "
-        "On CIFAR-100, vit_tiny at 160 px: Central baselines, 70.00 % "
-        "(full fine-tuning, accuracy; 1 seed). The audit found no violation in 2 checks."
+        "3 finished runs in 2 settings, seeds 0, 1; 1 unfinished run left out."
     )
+
+
+def test_the_first_screen_answers_each_question_with_a_sentence_and_a_figure() -> None:
+    text = page(rich())
+    first = text[text.index('id="panel-overview"') : text.index('id="panel-curves"')]
+    said = words(first)
+    assert (
+        "Which weights should be trained? Random is 0.66 ± 0.04 points lower than dense at IID "
+        "(significant: p < 0.001, 3 seeds). Of 2 tested differences from dense at IID, 1 is "
+        "significant; this is the largest." in said
+    )
+    assert "Nc=1 minus IID: −39.56 points (1 seed; too few seeds to test)." in said
+    answers = first.count('class="answer"')
+    assert answers == first.count('class="chart"') == 10 + 1 + 1  # tables, α, the other setting
+    assert said.index("Which weights") < said.index("How far is federated")  # tested ones first
+
+
+def test_the_contrasts_that_a_suite_states_come_first_and_are_quoted_alike() -> None:
+    stated = Answer("Do masks cost accuracy?", "random", "dense", -0.66, 0.04, 3, -9.0, 0.001,
+                    0.002, [["a"], ["b"]])  # fmt: skip
+    later = replace(stated, question="And then?", mean=None, half=None, count=0, p=None,
+                    effect=None, corrected=None)  # fmt: skip
+    text = page(replace(rich(), asked=[stated, later]))
+    said = words(text)
+    assert (
+        "Do masks cost accuracy? Random is 0.66 ± 0.04 points lower than dense (significant: "
+        "p = 0.002, 3 seeds)." in said
+    )
+    assert "There are no runs yet that compare random with dense." in said
+    assert said.index("Do masks cost accuracy?") < said.index("Which weights should be trained?")
+    assert "corrected (Holm) over the 2 contrasts that the suite states" in said
+
+
+def test_differences_without_a_test_are_folded() -> None:
+    text = page(rich())
+    folded = re.findall(r'<details class="more"( open)?><summary>([^<]*)</summary>', text)
+    assert ("", "1 difference without a test (too few seeds to test)") in folded
+    assert (" open", "2 tested differences") in folded
+
+
+def test_the_audit_says_pass_fail_or_that_nothing_was_tuned() -> None:
+    checks = [
+        Check("Choices", "1 run", [], []),
+        Check("Methods were tuned alike", "1 table", [], [], nothing="not tuned"),
+    ]
+    said = words(page(replace(rich(), audit=checks)))
+    assert "✓ Audit: PASS." in said
+    assert "PASS Choices" in said
+    assert "not tuned Methods were tuned alike" in said
+    bad = replace(checks[1], violations=["one was not"])
+    assert "FAIL Methods were tuned alike" in words(page(replace(rich(), audit=[bad])))
 
 
 def test_a_section_without_data_says_so_in_a_sentence() -> None:
@@ -273,7 +327,7 @@ def test_violations_are_listed_in_full_and_mark_the_tab() -> None:
     text = page(broken)
     assert all(f"<li>{fault}</li>" in text for fault in faults)
     assert re.search(r'id="tab-audit"[^>]*class="broken"', text)
-    assert "✗ The audit found 40 violations." in words(text)
+    assert "✗ Audit: FAIL, 40 violations." in words(text)
     assert 'class="broken"' not in page(rich())
 
 

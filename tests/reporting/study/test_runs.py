@@ -76,16 +76,16 @@ def test_identity_leaves_the_config_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "synthetic benchmark, vit_pico at 32 px"),
-        ({"data.name": "cifar100"}, "CIFAR-100, vit_pico at 32 px"),
-        ({"backbone.resolution": 64}, "synthetic benchmark, vit_pico at 64 px"),
-        ({"backbone.pretrained": False}, "synthetic benchmark, vit_pico at 32 px, from scratch"),
-        ({"data.train_per_class": 5}, "synthetic benchmark, 5 images per class, vit_pico at 32 px"),
+        ({}, "synthetic benchmark, ViT pico at 32 px"),
+        ({"data.name": "cifar100"}, "CIFAR-100, ViT pico at 32 px"),
+        ({"backbone.resolution": 64}, "synthetic benchmark, ViT pico at 64 px"),
+        ({"backbone.pretrained": False}, "synthetic benchmark, ViT pico at 32 px, from scratch"),
+        ({"data.train_per_class": 5}, "synthetic benchmark, 5 images per class, ViT pico at 32 px"),
         (
             {"data.test_per_class": 9},
-            "synthetic benchmark, 9 test images per class, vit_pico at 32 px",
+            "synthetic benchmark, 9 test images per class, ViT pico at 32 px",
         ),
-        ({"data.validation": 0.2}, "synthetic benchmark, validation 0.2, vit_pico at 32 px"),
+        ({"data.validation": 0.2}, "synthetic benchmark, validation 0.2, ViT pico at 32 px"),
     ],
 )
 def test_settings_are_told_apart_and_never_mix(

@@ -182,6 +182,7 @@ def _tuned_alike(tables: Sequence[Comparison], headlines: set[str]) -> Check:
         "several, on validation",
         violations,
         remarks,
+        nothing="" if choices else "not tuned",
     )
 
 

@@ -1,51 +1,51 @@
-// A table's accuracies as dots with intervals, a panel for each column, all on one scale.
-// If there are more columns than rows and no row is a reference, a panel is a row.
-// A hollow dot is one seed; the dashed line is the reference row.
-function dotChart(host, table) {
-  const rowwise = table.contrasts.filter((contrast) => !contrast.turned);
-  const turned = table.columns.length > table.rows.length && !rowwise.length;
-  const grid = !turned ? table : { ...table, rows: table.columns, columns: table.rows,
-    cells: table.columns.map((_, c) => table.rows.map((_, r) => table.cells[r][c])) };
+// A table's accuracies as dots with intervals on one scale: a line for each row and column.
+// Labels and numbers are text beside the plot. A hollow dot is one seed; the tick in a line is the
+// reference row in the same column, in tables of one or two columns. Places are shares of the width, so nothing is drawn twice.
+function dotChart(host, grid) {
   const cells = grid.cells.flat().filter(Boolean);
   const [low, high] = range(cells.flatMap(({ mean, half }) => [mean - (half ?? 0), mean + (half ?? 0)]), 0.08);
-  const against = rowwise.length ? grid.rows.indexOf(rowwise[0].against) : -1;
-  const panels = html("div", { class: "panels" });
-  grid.columns.forEach((column, c) => {
-    const rows = grid.rows.map((row, r) => ({ row, cell: grid.cells[r][c] })).filter(({ cell }) => cell);
-    if (!rows.length) return;
-    const panel = html("div", {});
-    panels.append(html("div", { class: "panel" }, panel));
-    const reference = against < 0 ? null : grid.cells[against][c];
-    drawn(panel, (width) => panel.replaceChildren(dots(grid, column, rows, reference, low, high, width)));
+  const at = (value) => `${(100 * (value - low) / (high - low)).toFixed(2)}%`;
+  const marks = ticks(low, high, 4), several = grid.columns.length > 1;
+  const compared = grid.contrasts.find((contrast) => !contrast.turned);
+  const reference = compared && grid.columns.length < 3 ? grid.rows.indexOf(compared.against) : -1;
+  const described = [], lines = [];
+  grid.rows.forEach((row, r) => {
+    const filled = grid.columns.map((column, c) => ({ column, c, cell: grid.cells[r][c] })).filter(({ cell }) => cell);
+    if (!filled.length) return;
+    lines.push(html("div", { class: "name", style: `--lines:${filled.length}` }, row));
+    for (const { column, c, cell } of filled) {
+      const against = reference < 0 || reference === r ? null : grid.cells[reference][c];
+      if (several) lines.push(html("div", { class: "where" }, column));
+      lines.push(strip(cell, against, marks, at), html("div", { class: "value" },
+        `${within(cell.mean, cell.half)}${cell.untrained ? " †" : ""}${cell.half === null ? " (1 seed)" : ""}`));
+      described.push(`${row}${several ? `, ${column}` : ""}: ${within(cell.mean, cell.half)}, ${counted(cell.seeds.length, "seed")}`);
+    }
   });
-  host.append(panels);
+  const axis = html("div", { class: "scale" }, ...marks.map((mark) =>
+    html("span", { style: `left:${at(mark.at)}` }, mark.text)));
+  host.append(html("div", { class: "dots-host" }, html("div", { class: several ? "dots several" : "dots", role: "img",
+    "aria-label": `${grid.title}: ${described.join("; ")}` }, ...lines, axis, html("div", { class: "scale-name" }, "test accuracy, %"))),
+  html("figcaption", {}, dotCaption(grid, cells, reference)));
 }
 
-function dots(grid, column, rows, reference, low, high, width) {
-  const each = 36, top = grid.columns.length > 1 ? 26 : 4, left = 6, right = 14;
-  const floor = top + rows.length * each, height = floor + 36;
-  const px = (value) => left + (value - low) / (high - low) * (width - left - right);
-  const values = rows.map(({ row, cell }) => `${row}: ${within(cell.mean, cell.half)}, ${counted(cell.seeds.length, "seed")}`);
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" },
-    svg("title", {}, `${grid.title}${grid.columns.length > 1 ? `, ${column}` : ""}`),
-    svg("desc", {}, values.join("; ")));
-  if (grid.columns.length > 1) picture.append(svg("text", { class: "strong", x: left, y: 15 }, column));
-  for (const { at: value, text } of ticks(low, high, 4)) {
-    picture.append(svg("path", { class: "rule", d: `M${px(value)} ${top}V${floor}` }),
-      svg("text", { x: px(value), y: floor + 15, "text-anchor": "middle" }, text));
+function strip(cell, against, marks, at) {
+  const alone = cell.half === null, upright = { y1: "0", y2: "100%" };
+  const picture = svg("svg", { "aria-hidden": "true" },
+    ...marks.map((mark) => svg("line", { class: "rule", x1: at(mark.at), x2: at(mark.at), ...upright })));
+  if (against) picture.append(svg("line", { class: "reference", x1: at(against.mean), x2: at(against.mean), ...upright }));
+  if (!alone) {
+    const [from, to] = [at(cell.mean - cell.half), at(cell.mean + cell.half)];
+    picture.append(svg("line", { class: "whisker", x1: from, x2: to, y1: "50%", y2: "50%" }));
   }
-  picture.append(svg("text", { class: "label", x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "test accuracy, %"));
-  if (reference) picture.append(svg("path", { class: "reference", d: `M${px(reference.mean)} ${top}V${floor}` }));
-  rows.forEach(({ row, cell }, place) => {
-    const y = top + place * each + 25, alone = cell.half === null;
-    picture.append(svg("text", { x: left, y: y - 10, class: "row" }, row),
-      svg("text", { x: width - right, y: y - 10, "text-anchor": "end", class: "row" },
-        `${within(cell.mean, cell.half)}${cell.untrained ? " †" : ""}${alone ? " (1 seed)" : ""}`));
-    if (!alone) {
-      picture.append(svg("path", { class: "whisker", 
-        d: `M${px(cell.mean - cell.half)} ${y - 4}v8m0 -4H${px(cell.mean + cell.half)}m0 -4v8` }));
-    }
-    picture.append(svg("circle", { class: alone ? "dot hollow" : "dot", cx: px(cell.mean), cy: y, r: 3.6 }));
-  });
-  return picture;
+  picture.append(svg("circle", { class: alone ? "dot hollow" : "dot", cx: at(cell.mean), cy: "50%", r: 3.6 }));
+  return html("div", { class: "strip" }, picture);
+}
+
+function dotCaption(grid, cells, reference) {
+  return [`${grid.title}: test accuracy, mean over seeds`,
+    cells.some((cell) => cell.half !== null) ? "bars: 95 % intervals" : "",
+    cells.some((cell) => cell.half === null) ? "hollow dots: 1 seed" : "",
+    reference < 0 ? "" : `dashed: ${grid.rows[reference]}`,
+    cells.some((cell) => cell.untrained) ? "†: best before training in some seeds" : "",
+  ].filter(Boolean).join("; ") + ".";
 }

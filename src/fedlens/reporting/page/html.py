@@ -15,16 +15,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedlens.reporting.study import captions
+from fedlens.reporting.study import captions, key_results, tables
 from fedlens.reporting.study.content import (
     AlphaCurve,
-    Cell,
+    Answer,
     Chapter,
     Content,
     CurveSet,
     Grid,
     MaskMap,
 )
+from fedlens.reporting.study.key_results import KeyResult
 from fedlens.reporting.study.labels import NONE, counted
 from fedlens.reporting.study.statistics import MIN_SEEDS, SIGNIFICANCE
 
@@ -32,7 +33,7 @@ SCRIPTS = ("tools", "lines", "dots", "drawings", "page")  # each needs those bef
 UNUSED = ("per_class",)  # long lists in records that no chart shows
 
 PARTS = ("overview", "curves", "comparisons", "masks", "arithmetic", "clients", "audit", "runs")
-TABS = {part: part.capitalize() for part in PARTS}
+TABS = {part: part.capitalize() for part in PARTS} | {"overview": "Answers"}
 PARTITION_LABELS = {  # statistics of a partition
     "sizes": "images",
     "classes_per_client": "classes",
@@ -52,6 +53,7 @@ def page(content: Content) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= FILTERS
+    environment.tests |= {"tested": captions.tested}
     return environment.get_template("template.html").render(
         content=content,
         tabs=TABS,
@@ -71,61 +73,50 @@ def page(content: Content) -> str:
 
 
 def summary(content: Content) -> str:
-    """A paragraph on what the records contain."""
+    """What the records contain, in a line."""
     seeds = sorted({run.seed for run in content.runs})
-    sentences = [
-        f"This report is made from {counted(len(content.runs), 'finished run')} in "
-        f"{counted(len(content.chapters), 'setting')}, over {_seeds(seeds)}."
-    ]
-    sentences += [
-        f"On {chapter.setting}: {'; '.join(parts)}."
-        for chapter in content.chapters
-        if (parts := _highlights(content, chapter))
-    ]
-    failed = sum(not check.passed for check in content.audit)
-    checks = counted(len(content.audit), "check")
-    sentences.append(
-        f"Of {checks} in the audit, {failed} found violations."
-        if failed
-        else f"The audit found no violation in {checks}."
+    unfinished = len(content.unfinished)
+    left_out = f"; {counted(unfinished, 'unfinished run')} left out" if unfinished else ""
+    return (
+        f"{counted(len(content.runs), 'finished run')} in "
+        f"{counted(len(content.chapters), 'setting')}, {_seeds(seeds)}{left_out}."
     )
-    return " ".join(sentences)
 
 
-def _highlights(content: Content, chapter: Chapter) -> list[str]:
-    """The range of the headline or of the largest table, and counts of significant differences."""
-    parts = []
-    largest = max(chapter.grids, key=lambda grid: len(_named(grid)), default=None)
-    if grid := chapter.headline or largest:
-        named = _named(grid)
-        low, high = (_reached(*pick(named, key=lambda at: at[1].mean)) for pick in (min, max))
-        parts.append(f"{grid.title}, " + (low if len(named) == 1 else f"from {low} to {high}"))
-    for question in content.questions:
-        grids = [grid for grid in chapter.grids if grid.question == question.name]
-        contrasts = [contrast for grid in grids for contrast in grid.contrasts]
-        if question.summary and contrasts:
-            significant = sum(captions.verdict(one) in ("higher", "lower") for one in contrasts)
-            parts.append(
-                f"{question.label}: of {counted(len(contrasts), 'difference')} between rows, over "
-                f"{captions.span(contrast.count for contrast in contrasts)}, {significant} "
-                f"{'is' if significant == 1 else 'are'} significant (p < {SIGNIFICANCE:g} after "
-                f"Holm's correction, over at least {MIN_SEEDS} seeds)"
-            )
-    return parts
+def answered(chapter: Chapter, content: Content) -> list[KeyResult]:
+    """The answers of a setting, as the first screen shows them."""
+    return key_results.key_results(content, chapter)
 
 
-def _named(grid: Grid) -> list[tuple[str, Cell]]:
-    return [
-        (f"{row}, {column}", cell)
-        for row, cells in zip(grid.rows, grid.cells, strict=True)
-        for column, cell in zip(grid.columns, cells, strict=True)
-        if cell
-    ]
+def place(grid: str, chapter: Chapter) -> int | str:
+    """Where a script finds a table of this name: 'headline' or its number among the others."""
+    names = [one.name for one in chapter.grids]
+    return names.index(grid) if grid in names else "headline"
 
 
-def _reached(name: str, cell: Cell) -> str:
-    notes = [name, captions.untrained(cell) or counted(len(cell.seeds), "seed")]
-    return f"{cell.mean:.2f} % ({'; '.join(notes)})"
+def forest(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Differences as shares of one axis that contains zero: where their dots and bars lie."""
+    known = [(one, one.mean) for one in answers if one.mean is not None]
+    ends = [mean + sign * (one.half or 0.0) for one, mean in known for sign in (-1, 1)]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    room = 0.06 * (high - low) or 1.0
+    low, high = low - room, high + room
+
+    def at(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.2f}%"
+
+    return {
+        "zero": at(0.0),
+        "rows": [
+            {
+                "answer": one,
+                "dot": None if one.mean is None else at(one.mean),
+                "low": None if one.mean is None else at(one.mean - (one.half or 0.0)),
+                "high": None if one.mean is None else at(one.mean + (one.half or 0.0)),
+            }
+            for one in answers
+        ],
+    }
 
 
 def unanswered(chapter: Chapter, content: Content) -> list[str]:
@@ -186,12 +177,6 @@ def _decimal(value: float | None, digits: int = 2) -> str:
     return NONE if value is None else f"{value:z.{digits}f}".replace("-", "−")
 
 
-def _probability(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def _megabytes(value: float) -> str:
     return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
 
@@ -226,11 +211,17 @@ FILTERS = {
     "accuracy": _accuracy,
     "signed": _signed,
     "decimal": _decimal,
-    "probability": _probability,
+    "probability": tables.probability,
     "megabytes": _megabytes,
     "counted": counted,
     "verdict": captions.verdict,
     "asked": captions.asked,
+    "answered": answered,
+    "place": place,
+    "forest": forest,
+    "scaled": key_results.scaled,
+    "statement": key_results.statement,
+    "capital": key_results.capital,
     "untrained": captions.untrained,
     "sent": captions.sent,
     "ties": captions.ties,

@@ -102,6 +102,18 @@
     });
   }
 
+  // What is wider than its place fades where it goes on.
+  function hint(node) {
+    const rest = node.scrollWidth - node.clientWidth;
+    node.classList.toggle("more-left", node.scrollLeft > 4);
+    node.classList.toggle("more-right", rest - node.scrollLeft > 4);
+  }
+  const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => hint(target)));
+  for (const node of all("[role=tablist], .scroll")) {
+    node.addEventListener("scroll", () => hint(node), { passive: true });
+    resized.observe(node);
+  }
+
   const filter = document.getElementById("filter"), made = all(".made");
   filter.addEventListener("input", () => {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);

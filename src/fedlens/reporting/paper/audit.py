@@ -14,6 +14,7 @@ def checked(checks: Sequence[Check]) -> list[dict[str, str]]:
             "title": prose.tex(check.title),
             "scope": prose.tex(check.scope),
             "violations": "" if check.passed else prose.counted(len(check.violations), "violation"),
+            "outcome": prose.tex(check.outcome),
             "remarks": prose.counted(len(check.remarks), "remark") if check.remarks else "",
         }
         for check in checks
@@ -39,4 +40,4 @@ def verdict(checks: Sequence[Check]) -> str:
     if failed:
         count = rf"{prose.number(failed)} of {prose.counted(len(checks), 'check')}"
         return rf"\textcolor{{red}}{{The audit of the records found violations in {count}.}}"
-    return f"The audit of the records passed in {prose.counted(len(checks), 'check')}."
+    return f"The audit of the records found no violation in {prose.counted(len(checks), 'check')}."

@@ -13,13 +13,21 @@ LEFTOVERS = ("aux", "bbl", "blg", "fdb_latexmk", "fls", "log", "out")
 CLOCK = {"SOURCE_DATE_EPOCH": "0", "FORCE_SOURCE_DATE": "1"}  # else a PDF contains its date
 
 
+def missing_program() -> str:
+    """What to install before a paper can be compiled; '' if nothing is missing."""
+    if shutil.which("latexmk"):
+        return ""
+    return (
+        f"latexmk is not installed, so {SOURCE} is written but not compiled: install latexmk "
+        "(Debian: apt install latexmk texlive-latex-extra), or compile the report's folder on "
+        "Overleaf."
+    )
+
+
 def compile_pdf(folder: Path, *, tidy: bool = True) -> Path:
     """`tidy` removes TeX's auxiliary files; after a failure they stay."""
-    if not shutil.which("latexmk"):
-        raise FedlensError(
-            f"latexmk is not installed, so {folder / SOURCE} was not compiled: install it (Debian: "
-            "apt install latexmk texlive-latex-extra), or leave --pdf out."
-        )
+    if missing := missing_program():
+        raise FedlensError(missing)
     command = ["latexmk", "-pdf", "-norc", "-interaction=nonstopmode", "-halt-on-error", SOURCE]
     log = (folder / SOURCE).with_suffix(".log")
     try:

@@ -6,7 +6,7 @@ over fewer than MIN_SEEDS seeds are listed without a test. No other ordering is 
 
 from collections.abc import Iterable, Sequence
 
-from fedlens.reporting.paper.prose import counted, emphasised, listed, number, spread, tex
+from fedlens.reporting.paper.prose import emphasised, listed, number, spread, tex
 from fedlens.reporting.study import captions, statistics
 from fedlens.reporting.study.captions import span
 from fedlens.reporting.study.content import Contrast, Grid
@@ -100,29 +100,3 @@ def _tested(tested: Sequence[Contrast]) -> str:
     if others:
         clauses.append(f"the difference is not significant for {listed(others)}")
     return "; ".join(clauses)
-
-
-def verdict(grid: Grid) -> str:
-    """What is significant in a table, or that nothing is; '' if there are too few seeds to test."""
-    tested = [c for c in without_duplicates(grid.contrasts) if captions.tested(c)]
-    large = sorted((c for c in tested if significant(c)), key=lambda c: -abs(c.mean))
-    if not tested:
-        return ""
-    count = f"of {counted(len(tested), 'difference')} {over(tested)} "
-    if not large:
-        return f"{emphasised(grid.title)}: {count}none is significant"
-    first = large[0]
-    several = len(grid.rows if first.turned else grid.columns) > 1
-    where = f" under {tex(first.column)}" if several else ""
-    largest = (
-        f"{emphasised(first.row)} {'loses' if first.mean < 0 else 'gains'} "
-        f"{points(first, signed=False)} points against {emphasised(first.against)}{where} "
-        f"({p_value(first)})"
-    )
-    if len(tested) == 1:
-        return f"{emphasised(grid.title)}: {over(tested)}, {largest}"
-    be = "is" if len(large) == 1 else "are"
-    return (
-        f"{emphasised(grid.title)}: {count}{number(len(large))} {be} significant, the largest: "
-        f"{largest}"
-    )

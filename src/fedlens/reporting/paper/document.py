@@ -11,17 +11,17 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fedlens.reporting.figures import report
-from fedlens.reporting.paper import audit, differences, prose
+from fedlens.reporting.paper import audit, own_texts, prose
 from fedlens.reporting.paper.floats import Placed
 from fedlens.reporting.paper.results import placed_figures, results
-from fedlens.reporting.study import captions, tables
+from fedlens.reporting.study import captions, key_results, tables
 from fedlens.reporting.study.content import About, Answer, Chapter, Content
 from fedlens.reporting.study.statistics import MIN_SEEDS, SIGNIFICANCE
 
 TEMPLATE, BIBLIOGRAPHY = "report.tex.j2", "references.bib"
 COLUMNS = 3  # settings described side by side
 VALUES = 6  # of one fact
-VERDICTS = 5
+VERDICTS = 6  # questions in the conclusion
 FACTS = {  # name in Content → label in LaTeX
     "clients": "Clients $K$",
     "participation": "Share $C$ per round",
@@ -43,7 +43,10 @@ FACTS = {  # name in Content → label in LaTeX
 
 
 def write(content: Content, folder: Path, figures: Path) -> None:
-    """Writes report.tex and references.bib to `folder`; its subfolder `figures` holds the PDFs."""
+    """Writes report.tex, references.bib and places for the author's words to `folder`.
+
+    Its subfolder `figures` holds the PDFs.
+    """
     drawings = [
         drawing for drawing in report.figures(content)
         if (figures / f"{drawing.name}.pdf").exists()
@@ -51,6 +54,7 @@ def write(content: Content, folder: Path, figures: Path) -> None:
     text = render(content, placed_figures(content, drawings, figures, folder))
     (folder / "report.tex").write_text(text, encoding="utf-8")
     (folder / BIBLIOGRAPHY).write_text(_data(BIBLIOGRAPHY), encoding="utf-8")
+    own_texts.begin(folder)
 
 
 def render(content: Content, placed: dict[str, list[Placed]]) -> str:
@@ -77,7 +81,10 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         headline=_headline(content),
         settings=_settings(content.chapters),
         results=every,
-        other_questions=[section for section in every.values() if section["title"]],
+        answered={name: bool(section["text"]) for name, section in every.items()},
+        nothing=not any(section["text"] for section in every.values()),
+        other_questions=[one for one in every.values() if one["title"] and one["text"]],
+        splits=_splits(content.chapters),
         audit=audit.checked(content.audit),
         violations=audit.violations(content.audit),
         verdict=audit.verdict(content.audit),
@@ -140,6 +147,21 @@ def _settings(chapters: Sequence[Chapter]) -> dict[str, Any]:
     }
 
 
+def _splits(chapters: Sequence[Chapter]) -> str:
+    """How the training images are split over clients, partition by partition."""
+    sentences = []
+    for chapter in chapters[:COLUMNS]:
+        texts = [
+            f"{prose.emphasised(one.label)} ({prose.counted(one.clients, 'client')}"
+            f"{f', {prose.tex(held)} each' if (held := captions.held_classes(one)) else ''})"
+            for one in chapter.partitions
+        ]
+        if texts:
+            where = f"On {prose.tex(chapter.setting)}, the" if len(chapters) > 1 else "The"
+            sentences.append(f"{where} training images are split by {prose.joined(texts)}.")
+    return " ".join(sentences)
+
+
 def _values(values: Sequence[float | str]) -> str:
     texts = [prose.tex(v) if isinstance(v, str) else prose.number(v) for v in values]
     if len(texts) > VALUES:
@@ -147,16 +169,17 @@ def _values(values: Sequence[float | str]) -> str:
     return ", ".join(texts) or "--"
 
 
-def _verdicts(content: Content) -> list[str]:
-    """Significant differences, table by table."""
+def _verdicts(content: Content) -> list[tuple[str, str]]:
+    """Questions with a test and their answers, as on the first screen of the page."""
     verdicts = []
     for chapter in content.chapters:
         where = f" ({prose.tex(chapter.setting)})" if len(content.chapters) > 1 else ""
-        texts = [text for grid in chapter.grids if (text := differences.verdict(grid))]
-        verdicts += [f"{text}{where}" for text in texts]
-    rest = len(verdicts) - VERDICTS
-    more = [f"{prose.counted(rest, 'more table')} in the HTML page"] if rest > 0 else []
-    return [*verdicts[:VERDICTS], *more]
+        verdicts += [
+            (f"{prose.tex(one.question)}{where}", prose.tex(" ".join(one.sentences)))
+            for one in key_results.key_results(content, chapter)
+            if one.tested
+        ]
+    return verdicts[:VERDICTS]
 
 
 def _asked(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def placed_figures(
 
 
 def results(content: Content, figures: Mapping[str, list[Placed]]) -> dict[str, dict[str, str]]:
-    """For each section its title and text, and apart from them its floats, which may come first."""
+    """For each section its title and text, and apart from them its floats, which may come first.
+
+    The text of a section without data is empty: the paper leaves such sections out.
+    """
     chapters, every = content.chapters, sections(content)
     tables = _tables(every, chapters)
     shown = {placed.label: placed for mine in tables.values() for placed in mine}
@@ -89,9 +92,7 @@ def _text(
 ) -> str:
     answered = spoken(section, chapters)
     if not answered:
-        suite = rf"\texttt{{fedlens suite {prose.tex(section.suite)}}}"
-        hint = f": run {suite}." if section.suite else "."
-        return f"No finished run answers this question{hint}"
+        return ""
     parts = []
     for chapter, every in answered[:SETTINGS]:
         kept = [text for setting, text in sentences if setting == chapter.setting]

@@ -1,11 +1,11 @@
 """The sections of the paper: the sentences that each has on a setting, its tables and figures.
 
 Questions with a place in the template have a section here; every other question gets a section of
-its own. A section without data names the suite that would provide it.
+its own. A section without data is left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedlens.reporting.paper import analyses, differences, prose
@@ -32,7 +32,6 @@ class Section:
     speak: Callable[[Source], list[str]]
     questions: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()  # (kind, topic or first word of the name)
-    suite: str = ""  # the one that provides its data; '': that of its first question
     title: str = ""  # of a section that the template does not name
 
     def grids(self, chapter: Chapter) -> list[Grid]:
@@ -175,54 +174,47 @@ def _aggregators(source: Source) -> list[str]:
 
 SECTIONS = {  # in the order in which they get room; names are those in the template
     "models": Section(_models, ("six_models",), (("curves", "six_models"),)),
-    "rules": Section(_compared, ("mask_rules",), (("grid", "mask_rules"), ("mask", ""))),
     "heterogeneity": Section(
         _compared,
         ("local_steps", "heterogeneity"),
         (("grid", "local_steps"), ("grid", "heterogeneity")),
-        suite="heterogeneity",
     ),
-    "steps": Section(_steps, ("local_steps",)),
-    "density": Section(_compared, ("sparsity",), (("grid", "sparsity"),)),
-    "arithmetic": Section(_arithmetic, (), (("alpha", ""),), suite="arithmetic"),
+    "rules": Section(_compared, ("mask_rules",), (("grid", "mask_rules"), ("mask", ""))),
     "aggregators": Section(
         _aggregators,
         ("algorithms",),
         (("grid", "algorithms"), ("finding", "merge"), ("finding", "compose")),
+    ),
+    "arithmetic": Section(_arithmetic, (), (("alpha", ""),)),
+    "conflicts": Section(_interference, figures=(("finding", "interference"),)),
+    "steps": Section(_steps, ("local_steps",)),
+    "density": Section(_compared, ("sparsity",), (("grid", "sparsity"),)),
+    "drift": Section(_drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)),
+    "clients": Section(
+        _findings("clients", "forget"),
+        figures=(("finding", "clients"), ("finding", "forget")),
     ),
     "calibration": Section(_compared, ("calibration_rounds",)),
     "heads": Section(_compared, ("heads",)),
     "under_heads": Section(_compared, ("under_heads",)),
     "schedules": Section(_compared, ("schedules",)),
     "central": Section(_compared, ("central",)),
-    "drift": Section(_drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)),
     "communication": Section(_sent, SENT),
     "bytes": Section(_accuracy_by_megabytes, SENT, tuple(("bytes", name) for name in SENT)),
-    "clients": Section(
-        _findings("clients", "forget"),
-        figures=(("finding", "clients"), ("finding", "forget")),
-        suite="arithmetic",
-    ),
-    "conflicts": Section(_interference, figures=(("finding", "interference"),), suite="arithmetic"),
 }
 
 
 def sections(content: Content) -> dict[str, Section]:
     """All sections, those of questions without a place in the template last."""
-    suites = {one.name: one.suite for one in content.questions}
     placed = {name for section in SECTIONS.values() for name in section.questions}
-    fixed = {
-        name: replace(section, suite=section.suite or suites.get(section.questions[0], ""))
-        for name, section in SECTIONS.items()
-    }
     others = {
         f"question {one.name}": Section(
-            _compared, (one.name,), (("grid", one.name),), suite=one.suite, title=one.label
+            _compared, (one.name,), (("grid", one.name),), title=one.label
         )
         for one in content.questions
         if one.name not in placed
     }
-    return fixed | others
+    return SECTIONS | others
 
 
 def spoken(section: Section, chapters: Sequence[Chapter]) -> list[tuple[Chapter, list[str]]]:

@@ -13,6 +13,7 @@ from fedlens.reporting.study.content import (
     Content,
     Contrast,
     Grid,
+    PartitionPicture,
 )
 from fedlens.reporting.study.labels import counted
 from fedlens.reporting.study.statistics import MIN_SEEDS, significant
@@ -23,7 +24,10 @@ TOO_FEW = "too few seeds to test"
 NOT_SIGNIFICANT = "not significant"
 NOT_TESTED = "not tested"  # the suite states its contrasts, and this is none of them
 NO_RUNS = "no runs yet"
-TABLE_FAMILY = "p is corrected (Holm) over all differences between rows, or between columns"
+TABLE_FAMILY = (
+    "p is corrected (Holm) over all differences between rows, or between columns, of a table, so "
+    "the same two methods may have another p in another table"
+)
 
 
 def grids(chapter: Chapter) -> list[Grid]:
@@ -146,9 +150,15 @@ def chance(clients: int) -> float:
 def classes(chapter: Chapter, label: str) -> str:
     """How many a client of a method holds: '1 class', '3 to 9 classes'; '' if unknown."""
     for partition in chapter.partitions:
-        summary = partition.summary.get("classes_per_client")
-        if summary and f", {partition.label}," in f", {label},":
-            low, high = round(summary["min"]), round(summary["max"])
-            many = counted(high, "class")
-            return many if low == high else f"{low} to {many}"
+        if f", {partition.label}," in f", {label},":
+            return held_classes(partition)
     return ""
+
+
+def held_classes(partition: PartitionPicture) -> str:
+    """How many classes a client of a partition holds: '1 class', '3 to 9 classes'."""
+    if not (summary := partition.summary.get("classes_per_client")):
+        return ""
+    low, high = round(summary["min"]), round(summary["max"])
+    many = counted(high, "class")
+    return many if low == high else f"{low} to {many}"

@@ -35,6 +35,7 @@ class Question:
 
     name: str
     label: str
+    asks: str = ""  # the same as a question, above its answer; '': the label
     order: float = 100.0
     suite: str = ""  # the suite whose runs answer it
     headline: bool = False  # its first table stands in the overview
@@ -46,7 +47,6 @@ class Question:
     panels: Literal["rows", "columns"] = "columns"  # of learning curves: a panel for each of these
     panels_over_steps: Literal["rows", "columns"] = "columns"  # the same over steps or bytes
     heatmap: bool = False  # colour the page's table instead of drawing a chart beside it
-    summary: bool = False  # count its significant differences in the page's summary
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,16 @@ class Check:
     scope: str  # how many of what were checked
     violations: list[str]
     remarks: list[str]  # worth knowing, not wrong
+    nothing: str = ""  # stands instead of PASS where there was nothing to check: 'not tuned'
 
     @property
     def passed(self) -> bool:
         return not self.violations
+
+    @property
+    def outcome(self) -> str:
+        """'PASS', 'FAIL', or why there was nothing to check."""
+        return "FAIL" if self.violations else self.nothing or "PASS"
 
 
 @dataclass(frozen=True)

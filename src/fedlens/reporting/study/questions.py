@@ -97,7 +97,9 @@ def comparisons(methods: Methods, about: About | None = None) -> list[Comparison
 
 
 @question(
-    label="The six models of the study", order=0, suite="models", headline=True, panels="rows",
+    label="The six models of the study",
+    asks="How far is federated training from central training, dense and sparse?",
+    order=0, suite="models", headline=True, panels="rows",
     panels_over_steps="rows", audit=("density", "tuning"),
 )  # fmt: skip
 def six_models(
@@ -136,7 +138,10 @@ def six_models(
     ]  # fmt: skip
 
 
-@question(label="Central baselines", order=1, suite="centralized", audit=())
+@question(
+    label="Central baselines", asks="How accurate is central training?",
+    order=1, suite="centralized", audit=(),
+)  # fmt: skip
 def central(methods: Methods) -> list[Comparison]:
     """All ways of central training, each with the best schedule, batch size and epochs."""
     here = [m for m in methods if not labels.federated(m)]
@@ -154,13 +159,19 @@ def central(methods: Methods) -> list[Comparison]:
     ]  # fmt: skip
 
 
-@question(label="Learning-rate schedules", order=2, suite="schedulers")
+@question(
+    label="Learning-rate schedules", asks="Which learning-rate schedule works best?",
+    order=2, suite="schedulers",
+)  # fmt: skip
 def schedules(methods: Methods) -> list[Comparison]:
     """One training method under several schedules of the learning rate."""
     return by_partition([m for m in methods if labels.trains(m)], SCHEDULE)
 
 
-@question(label="Heads on the frozen backbone", order=3, suite="centralized", audit=())
+@question(
+    label="Heads on the frozen backbone", asks="How accurate is a head on the frozen backbone?",
+    order=3, suite="centralized", audit=(),
+)  # fmt: skip
 def heads(methods: Methods) -> list[Comparison]:
     """Everything that keeps the backbone as it was pretrained."""
     here = [m for m in methods if m.get("train.trainable.name") == "head" or not labels.trains(m)]
@@ -178,7 +189,11 @@ def heads(methods: Methods) -> list[Comparison]:
     ]  # fmt: skip
 
 
-@question(label="Fine-tuning the backbone with different heads", order=4, suite="paper")
+@question(
+    label="Fine-tuning the backbone with different heads",
+    asks="Is fine-tuning better than the head alone?",
+    order=4, suite="paper",
+)  # fmt: skip
 def under_heads(methods: Methods) -> list[Comparison]:
     """The backbone fine-tuned with several types of head, beside the fitted head alone."""
     here = [
@@ -196,7 +211,9 @@ def under_heads(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Heterogeneity and local steps", order=5, suite="local_steps", figure="lines",
+    label="Heterogeneity and local steps",
+    asks="How much accuracy do heterogeneity and local steps cost?",
+    order=5, suite="local_steps", figure="lines",
     x="columns", x_label="local steps J", x_base=2, panels_over_steps="rows", heatmap=True,
 )  # fmt: skip
 def local_steps(methods: Methods) -> list[Comparison]:
@@ -213,7 +230,8 @@ def local_steps(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Heterogeneity", order=6, suite="heterogeneity", figure="partitions", heatmap=True
+    label="Heterogeneity", asks="How much accuracy does heterogeneity cost?",
+    order=6, suite="heterogeneity", figure="partitions", heatmap=True
 )  # fmt: skip
 def heterogeneity(methods: Methods) -> list[Comparison]:
     """Partitions at one number of local steps, where no other number was tried."""
@@ -230,7 +248,8 @@ def heterogeneity(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Mask rules", order=7, suite="mask_rules", figure="panels", summary=True,
+    label="Mask rules", asks="Which weights should be trained?",
+    order=7, suite="mask_rules", figure="panels",
     audit=("density", "budget", "tuning"),
 )  # fmt: skip
 def mask_rules(methods: Methods) -> list[Comparison]:
@@ -252,7 +271,10 @@ def mask_rules(methods: Methods) -> list[Comparison]:
     return sorted(tables, key=lambda table: table.grid.title)
 
 
-@question(label="Which part to train, by the bytes of an update", order=7.5,
+@question(
+    label="Which part to train, by the bytes of an update",
+    asks="Which part of the model should be trained?",
+    order=7.5,
           suite="trainable_parts", audit=("budget", "tuning"))  # fmt: skip
 def trained_parts(methods: Methods) -> list[Comparison]:
     """LoRA, biases and norms, last blocks and linearised fine-tuning, beside masks and all weights.
@@ -275,7 +297,8 @@ def trained_parts(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="How many weights need training", order=8, suite="sparsity", figure="lines",
+    label="How many weights need training", asks="How many weights need training?",
+    order=8, suite="sparsity", figure="lines",
     x="rows", x_label="density (fraction trained)", x_base=10,
 )  # fmt: skip
 def sparsity(methods: Methods) -> list[Comparison]:
@@ -297,7 +320,8 @@ def sparsity(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Number of calibration rounds", order=9, suite="calibration_rounds", figure="lines",
+    label="Number of calibration rounds", asks="How many calibration rounds does a mask need?",
+    order=9, suite="calibration_rounds", figure="lines",
     x="rows", x_label="rounds of calibration", x_base=2, audit=("density", "budget", "tuning"),
 )  # fmt: skip
 def calibration_rounds(methods: Methods) -> list[Comparison]:
@@ -307,7 +331,8 @@ def calibration_rounds(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Other ways to aggregate", order=10, suite="algorithms",
+    label="Other ways to aggregate", asks="Is any other way to aggregate better than FedAvg?",
+    order=10, suite="algorithms",
     audit=("density", "budget", "tuning"),
 )  # fmt: skip
 def algorithms(methods: Methods) -> list[Comparison]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlens.config.schema import RUNTIME_KEYS, Config
 from fedlens.errors import FedlensError
+from fedlens.registry import backbone as backbones
 from fedlens.registry import dataset
 from fedlens.reporting.study.statistics import Estimate, estimate
 from fedlens.store.records import read_record
@@ -214,10 +215,16 @@ def setting(run: Run) -> str:
         *([f"{train} images per class"] if train else []),
         *([f"{test} test images per class"] if test else []),
         *([f"validation {validation:g}"] if validation != VALIDATION else []),
-        f"{run.labels.get('backbone', backbone['name'])} at {backbone['resolution']} px",
+        f"{_written_out(run.labels.get('backbone', backbone['name']))} at "
+        f"{backbone['resolution']} px",
         *([] if backbone["pretrained"] else ["from scratch"]),
     ]
     return ", ".join(parts)
+
+
+def _written_out(name: str) -> str:
+    """The backbone's name in papers where the registry knows it: 'ViT-Ti/16'."""
+    return backbones[name].label if name in backbones else name
 
 
 def identity(config: Settings, without: Iterable[str] = ()) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import Answer, Cell, Contrast, Grid
 from fedlens.reporting.study.labels import NONE
+from fedlens.reporting.study.statistics import SIGNIFICANCE
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
@@ -60,10 +61,24 @@ def contrast_value(contrast: Contrast | Answer) -> str:
     spread = "" if contrast.half is None else f" ± {contrast.half:.2f}"
     p, verdict = contrast.corrected, captions.verdict(contrast)
     notes = [
-        *([] if p is None else ["p < 0.001" if p < 0.001 else f"p = {p:.3f}"]),
+        *([] if p is None else [p_value(p)]),
         *([] if verdict in ("higher", "lower") else [verdict]),
     ]
     return f"{number}{spread} ({', '.join(notes)})"
+
+
+def p_value(p: float) -> str:
+    """'p = 0.012', 'p < 0.001'."""
+    text = probability(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def probability(p: float | None) -> str:
+    """Three decimals, or four if three would round it up to the limit of significance."""
+    if p is None:
+        return NONE
+    decimals = 4 if p < SIGNIFICANCE <= round(p, 3) else 3
+    return "< 0.001" if p < 0.001 else f"{p:.{decimals}f}"
 
 
 def markdown(grid: Grid, family: str = captions.TABLE_FAMILY) -> str:
