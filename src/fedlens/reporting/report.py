@@ -24,6 +24,7 @@ from fedlens.reporting.study.captions import grids
 from fedlens.reporting.study.content import About, Content
 from fedlens.reporting.study.contrasts import Asked
 from fedlens.reporting.study.runs import Method, Study, read
+from fedlens.runtime.units import counted
 from fedlens.store.run_folder import SHAPE_ERRORS
 
 PAGE = "index.html"
@@ -53,7 +54,8 @@ def write(
     if out.exists() and not (out / CONTENT).exists() and (out.is_file() or any(out.iterdir())):
         raise FedlensError(f"{out} exists and is not a report: choose another folder.")
     study = read(places)
-    log.info("%d runs in %d settings", len(study.runs), len(study.settings))
+    runs, settings = counted(len(study.runs), "run"), counted(len(study.settings), "setting")
+    log.info("%s in %s", runs, settings)
     try:
         result = content(study, about, asked)
     except SHAPE_ERRORS as error:
