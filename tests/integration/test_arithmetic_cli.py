@@ -63,7 +63,7 @@ def recorded(answer: tuple[int, str, str]) -> Record:
     """The record that a command printed the path of; its figure exists."""
     code, out, err = answer
     assert code == 0, err
-    (path,) = (line.removeprefix("record ") for line in out.splitlines() if "record.json" in line)
+    (path,) = (line.removeprefix("record: ") for line in out.splitlines() if "record.json" in line)
     assert (Path(path).parent / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert f"figure: {Path(path).parent / 'figure.png'}" in out
     record: Record = json.loads(Path(path).read_text())
