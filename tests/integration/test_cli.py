@@ -25,6 +25,27 @@ def test_every_command_has_help(fedlens, words: list[str]) -> None:
     assert "Usage" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["lss"], "No such command 'lss'. Did you mean 'ls'? See `fedlens --help`."),
+        (["ls", "there"], "Got unexpected extra argument (there). See `fedlens ls --help`."),
+        (["ls", "--nope"], "No such option '--nope'. See `fedlens ls --help`."),
+        (["run"], "Missing argument 'EXPERIMENT'. See `fedlens run --help`."),
+        (["data", "get", "--root"], "Option '--root' requires an argument. See"),
+        (["ls", "--last", "x"], "Invalid value for '--last': 'x' is not a valid integer"),
+    ],
+)
+def test_words_that_no_command_takes_are_refused_in_a_sentence(
+    fedlens, words: list[str], sentence: str
+) -> None:
+    code, out, err = fedlens(*words)
+    assert code == 2
+    assert not out
+    assert err.startswith(f"error: {sentence}")
+    assert err.count("\n") == 1
+
+
 def test_a_run_from_start_to_show(fedlens) -> None:
     code, out, err = fedlens("run", "quickstart", *TINY)
     assert code == 0

@@ -5,6 +5,7 @@ import logging
 import sys
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
@@ -38,6 +39,7 @@ app = Commands(
     epilog="Start with `fedlens suite quick`: it needs no download and takes minutes on a laptop. "
     "`fedlens --install-completion` lets the Tab key complete commands and options.",
     no_args_is_help=True,
+    suggest_commands=False,  # click does it, too
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -75,12 +77,21 @@ def _options(
 
 
 def main() -> None:
-    """Errors are one sentence and exit code 2; an interrupted command exits with 75."""
+    """Errors are a sentence and exit code 2, also of words that click refuses; an interrupted command exits with 75."""
     choose_waiting()  # first: no command has loaded torch yet
     console = Console(stderr=True)
     with logging_to(_progress_log(console)):
         try:
-            app()
+            sys.exit(app(prog_name="fedlens", standalone_mode=False) or 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(2)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "fedlens"
+            message = error.format_message()
+            end = "" if message.endswith((".", "?")) else "."
+            console.print(f"error: {message}{end} See `{command} --help`.", style="red", **PLAIN)
+            sys.exit(2)
         except FedlensError as error:
             console.print(f"error: {error}", style="red", **PLAIN)
             sys.exit(2)
