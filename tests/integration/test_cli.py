@@ -32,7 +32,7 @@ def test_every_command_has_help(fedlens, words: list[str]) -> None:
         (["ls", "there"], "Got unexpected extra argument (there). See `fedlens ls --help`."),
         (["ls", "--nope"], "No such option '--nope'. See `fedlens ls --help`."),
         (["run"], "Missing argument 'EXPERIMENT'. See `fedlens run --help`."),
-        (["data", "get", "--root"], "Option '--root' requires an argument. See"),
+        (["show", "--runs"], "Option '--runs' requires an argument. See"),
         (["ls", "--last", "x"], "Invalid value for '--last': 'x' is not a valid integer"),
     ],
 )

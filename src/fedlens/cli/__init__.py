@@ -77,7 +77,10 @@ def _options(
 
 
 def main() -> None:
-    """Errors are a sentence and exit code 2, also of words that click refuses; an interrupted command exits with 75."""
+    """Errors are a sentence and exit code 2, also of words that click refuses.
+
+    An interrupted command exits with 75.
+    """
     choose_waiting()  # first: no command has loaded torch yet
     console = Console(stderr=True)
     with logging_to(_progress_log(console)):
