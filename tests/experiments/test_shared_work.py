@@ -124,6 +124,7 @@ def test_a_stop_request_comes_through_while_another_process_works(
     config = build.with_resolution(compose("sparse_fedavg", SETTING))
     with pytest.raises(Interrupted):
         if kind == "weights":
+            monkeypatch.setattr(pretrain, "VERSION", 0)  # other weights than those shipped
             build.weights_file(config.backbone, stop)
         prepared_experiment(config, tmp_path / "run", stop)
     assert waits.total() == 2

@@ -41,7 +41,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     else:
         yield (
             "weights",
-            known["files"][0] if known.get("files") else "made on this machine at first use",
+            known["files"][0] if known.get("files") else "shipped with fedlens",
         )
         yield from (("", f"or {file}") for file in known.get("files", ())[1:])
     if row.paper:

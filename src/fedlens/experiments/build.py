@@ -219,11 +219,14 @@ def build(
 
 
 def weights_file(backbone: RowSettings, stop: StopRequest) -> Path:
-    """The file a backbone starts from: found, downloaded, or written by fedlens' pretraining."""
+    """The file a backbone starts from: found, downloaded, or shipped with fedlens.
+
+    Only after a change of its recipe is vit_pico pretrained here.
+    """
     if backbone.name != "vit_pico" or backbone.weights:
         explicit = Path(backbone.weights) if backbone.weights else None
         return weights.find(backbones.find(backbone), explicit)
-    with progress_bar("pretraining vit_pico, once", stop) as progress:
+    with progress_bar("pretraining vit_pico", stop) as progress:
         return pico_weights(progress=progress, check=stop.check)
 
 

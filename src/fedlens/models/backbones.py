@@ -113,7 +113,7 @@ def vit_tiny(resolution: int) -> nn.Module:
 def vit_pico(resolution: int) -> nn.Module:
     """A ViT of well under 1 M parameters, pretrained by fedlens itself on other synthetic classes.
 
-    There is no file of its weights.
+    Its weights are shipped with the package.
     """
     return VisionTransformer(num_classes=0, img_size=resolution, **PICO)
 

@@ -13,13 +13,11 @@ from fedlens.config.compose import plugin_options
 from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
-from fedlens.files import cache_dir
 from fedlens.registry import backbone
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.budget import RunCost
 from fedlens.suites.estimates.cost import (
     OVERHEAD_S,
-    PRETRAINING,
     analysis_work,
     count_shared_once,
     relative_cost,
@@ -197,7 +195,7 @@ def _parts(
 
 def _kind(config: Config, task: str) -> tuple[Any, ...]:
     """Steps of one kind take about as long as predicted, or all longer, or all shorter."""
-    if task in ("head", "pretrain"):
+    if task == "head":
         return (task,)
     model = config.backbone
     return (task, model.name, model.resolution, config.sparse.density is not None)
@@ -208,8 +206,7 @@ def _works(
 ) -> list[tuple[Mapping[str, int], Mapping[str, int]]]:
     """Task → images of each run's own work, and of the shared work that it is the first to need."""
     works = [work_of(run.cell.config) for run in runs]
-    done = [PRETRAINING] if any(cache_dir().glob("weights/vit_pico-*.safetensors")) else []
-    whole = count_shared_once(works, done=done)
+    whole = count_shared_once(works)
     return [
         (work.images, {t: n - work.images.get(t, 0) for t, n in images.items()})
         for work, images in zip(works, whole, strict=True)

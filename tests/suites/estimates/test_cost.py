@@ -2,15 +2,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 from fedlens.config.compose import compose
-from fedlens.data import synthetic
 from fedlens.store.run_folder import RunFolder
-from fedlens.suites.estimates import probe
 from fedlens.suites.estimates.cost import (
-    PRETRAINING_IMAGES,
-    RELATIVE_COST,
     SharedWork,
     Work,
     analysis_work,
@@ -19,9 +14,8 @@ from fedlens.suites.estimates.cost import (
     total_cost,
     work_of,
 )
-from fedlens.suites.plan import PlannedRun, estimates, eta_of
+from fedlens.suites.plan import PlannedRun, estimates
 from fedlens.suites.suite import Cell
-from fedlens.training.pretrain import Recipe
 
 
 def shared(work: Work) -> dict[str, int]:
@@ -62,7 +56,7 @@ def test_clients_pass_over_their_shards_in_batches() -> None:
     work = work_of(compose("quickstart_fedavg", []))
     assert work.images["train"] == 15 * 10 * 244
     assert work.images["evaluate"] == 3 * 2_000 + 5_000  # after rounds 5, 10 and 15
-    assert shared(work) == {"pretraining": PRETRAINING_IMAGES}
+    assert work.shared == ()
 
 
 def test_stragglers_and_dropouts_do_less() -> None:
@@ -75,9 +69,7 @@ def test_stragglers_and_dropouts_do_less() -> None:
 def test_a_sparse_run_calibrates_and_takes_features_for_its_head() -> None:
     """Four rounds over 2,000 validation images; features of all 20,000, from which round 0 is."""
     work = work_of(compose("quickstart_sparse", []))
-    assert shared(work) == {
-        "pretraining": PRETRAINING_IMAGES, "train features": 20_000, "masks": 4 * 2_000,
-    }  # fmt: skip
+    assert shared(work) == {"train features": 20_000, "masks": 4 * 2_000}
     assert work.images["evaluate"] == 2 * 2_000 + 5_000
     random = work_of(compose("quickstart_sparse", ["sparse.rule=random"]))
     assert "masks" not in shared(random)
@@ -93,9 +85,7 @@ def test_clients_calibrate_on_what_they_hold() -> None:
 def test_heads_on_features_leave_the_backbone_one_pass() -> None:
     work = work_of(compose("federated_head", ["data=synthetic", "backbone=vit_pico"]))
     assert work.images.keys() == {"head"}
-    assert shared(work) == {
-        "pretraining": PRETRAINING_IMAGES, "train features": 20_000, "test features": 5_000,
-    }  # fmt: skip
+    assert shared(work) == {"train features": 20_000, "test features": 5_000}
     augmented = work_of(compose("federated_head", ["augment=standard"]))
     assert augmented.images.keys() == {"train", "evaluate"}  # every image is another one
     assert augmented.shared == ()
@@ -104,10 +94,6 @@ def test_heads_on_features_leave_the_backbone_one_pass() -> None:
 def test_a_closed_form_trains_nothing() -> None:
     work = work_of(compose("ridge", []))
     assert work.images == {"head": 5_000 + 10_000}
-
-
-def test_pretraining_is_as_long_as_its_recipe() -> None:
-    assert Recipe().per_class * len(synthetic.combinations()[1]) == PRETRAINING_IMAGES
 
 
 def test_what_is_shared_is_counted_with_the_first_that_has_it() -> None:
@@ -172,20 +158,6 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
     assert asked == [{"train"}, {"evaluate"}]
 
 
-def test_pretraining_is_timed_with_every_weight_trained() -> None:
-    trained = []
-
-    def step(model: nn.Module, *words: object, **more: object) -> None:
-        trained.append(all(weight.requires_grad for weight in model.parameters()))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "local_step", step)
-        patch.setattr(probe, "TIMED_S", 0.0)
-        head_alone = compose("federated_head", ["data=synthetic", "backbone=vit_pico"])
-        assert probe.seconds_per_image(head_alone, "pretrain", threads=1) > 0
-    assert set(trained) == {True}
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -203,20 +175,6 @@ def test_pretraining_is_timed_with_every_weight_trained() -> None:
 )
 def test_an_analysis_evaluates_every_candidate_on_validation(command: str, expected: int) -> None:
     assert analysis_work(command, compose("quickstart_fedavg", []))["evaluate"] == expected
-
-
-def test_pretraining_that_lies_in_the_cache_weighs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path))
-    run = PlannedRun(
-        Cell("", "a", "", compose("quickstart", []), [], []), RunFolder(tmp_path / "a")
-    )
-    before = eta_of([run], jobs=1).parts[run.label].total
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "vit_pico-0.safetensors").touch()
-    after = eta_of([run], jobs=1).parts[run.label].total
-    assert before - after == pytest.approx(RELATIVE_COST["pretrain"] * PRETRAINING_IMAGES)
 
 
 def test_weights_add_up_over_tasks() -> None:

@@ -1,7 +1,7 @@
 """The work of a run, from its config alone: how many images it trains on, evaluates and so on.
 
-seconds ≈ Σ over tasks of images × seconds per image. Work that runs share (pretraining, features,
-masks) counts with the first run that needs it; early stopping and the cache lower it. No torch.
+seconds ≈ Σ over tasks of images × seconds per image. Work that runs share (features, masks)
+counts with the first run that needs it; early stopping and the cache lower it. No torch.
 """
 
 import json
@@ -17,11 +17,8 @@ from fedlens.analyses.grids import grid
 from fedlens.config.schema import Config, cohort_size, head_only, rounds, visits
 from fedlens.registry import RowSettings, backbone, dataset, head, mask_rule, merge_method
 
-PRETRAINING_IMAGES = 34_200  # vit_pico is pretrained on them, once
-PRETRAINING = "pretraining"  # the key of that shared work
-
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
-RELATIVE_COST = {"pretrain": 3.0, "train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
+RELATIVE_COST = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
 UNKNOWN_SIZES = {"classes": 100, "train_images": 50_000, "test_images": 10_000}  # as CIFAR-100
 NO_SPEED = ("pretrained", "weights", "sha256", "freeze_blocks")  # of a backbone's parameters
 HEAD_S = 2e-6  # of an image of a head on cached features: negligible
@@ -55,12 +52,9 @@ class Count:
     features: int  # length of a feature vector
 
 
-def count_shared_once(works: Iterable[Work], *, done: Iterable[str] = ()) -> list[dict[str, int]]:
-    """Task → images for each work in turn; shared work counts with the first that needs it.
-
-    Shared work whose key is in `done` counts with none.
-    """
-    seen = set(done)
+def count_shared_once(works: Iterable[Work]) -> list[dict[str, int]]:
+    """Task → images for each work in turn; shared work counts with the first that needs it."""
+    seen: set[str] = set()
     counts = []
     for work in works:
         images = dict(work.images)
@@ -178,8 +172,6 @@ def batch_of(config: Config, task: str) -> int:
 
 def count_key(config: Config, task: str) -> str:
     """Everything the arithmetic of a task depends on: configs with one key have one count."""
-    if task == "pretrain":
-        return _key(task)
     train, head_, sparse = config.train, config.head, config.sparse
     kinds = [sparse.biases, sparse.norms, sparse.embeddings]
     return _key(task, _architecture(config), config.backbone.freeze_blocks, train.trainable,
@@ -189,7 +181,7 @@ def count_key(config: Config, task: str) -> str:
 
 def speed_key(config: Config, task: str) -> str:
     """Everything a task's seconds per image depend on: configs with one key are timed once."""
-    if task in ("pretrain", "head"):
+    if task == "head":
         return _key(task)
     train, sparse = config.train, config.sparse
     key = [task, _architecture(config), train.trainable, train.precision, config.device,
@@ -206,7 +198,7 @@ def speed_key(config: Config, task: str) -> str:
 def relative_cost(config: Config, task: str) -> float:
     """A rough cost of one image: forward passes × pixels, before anything is timed or counted."""
     pixels = 1.0
-    if task not in ("pretrain", "head"):
+    if task != "head":
         own = backbone[config.backbone.name].traits.get("resolution")
         pixels = ((config.backbone.resolution or own or 224) / 224) ** 2
     return RELATIVE_COST[task] * pixels
@@ -301,11 +293,9 @@ def _head_images(config: Config) -> int:
 
 
 def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWork]:
-    """Pretraining, features and masks; all other work is a run's own."""
+    """Features and masks; all other work is a run's own."""
     model, data = config.backbone, config.data
     seed = None if model.pretrained else config.seed  # random weights depend on it
-    if model.name == "vit_pico" and model.pretrained and not model.weights:
-        yield SharedWork(PRETRAINING, "pretrain", PRETRAINING_IMAGES)
     depends_on = [model, dataset.spelled(data), data.root, data.train_per_class,
               data.test_per_class, seed, config.train.precision, _reading(config)]  # fmt: skip
     if features or is_fitted(config):

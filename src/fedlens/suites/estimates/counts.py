@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlens.config.compose import compose, row_of
+from fedlens.config.compose import row_of
 from fedlens.config.schema import Config, batch_norm
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import prepare
@@ -26,17 +26,12 @@ from fedlens.models import backbones, heads
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.suites.estimates.cost import Count, batch_of, count_key, dataset_sizes
-from fedlens.training.pretrain import Recipe
 
 BACKWARD = 2.5  # FLOPs of a fused attention's backward pass, in forward passes
 
 
 def count(config: Config, task: str) -> Count:
-    """The count of one task of a run: train, evaluate, calibrate or pretrain."""
-    if task == "pretrain":
-        pico = compose("centralized", ["data=synthetic", "backbone=vit_pico", "train=full",
-                                       f"train.batch_size={Recipe().batch_size}"])  # fmt: skip
-        return count(pico, "train")
+    """The count of one task of a run: train, evaluate or calibrate."""
     return _count(_Hashed(config, count_key(config, task)), task)
 
 

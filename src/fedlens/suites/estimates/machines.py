@@ -422,7 +422,7 @@ def _kind(config: Config, task: str) -> str:
     verb = {"train": "training", "evaluate": "evaluation", "calibrate": "calibration"}
     resolution = config.backbone.resolution
     at = f" at {resolution} px" if resolution else ""
-    return f"{verb.get(task, 'pretraining')} of {config.backbone.name}{at}"
+    return f"{verb[task]} of {config.backbone.name}{at}"
 
 
 def _rate_text(rate: float) -> str:

@@ -16,7 +16,6 @@ from torch import nn
 from fedlens import rng
 from fedlens.config.compose import row_of
 from fedlens.config.schema import Config, batch_norm
-from fedlens.data import synthetic
 from fedlens.data.examples import ImageExamples
 from fedlens.data.images import Images
 from fedlens.data.transforms import Augmentation, Pipeline
@@ -33,10 +32,8 @@ from fedlens.sparse.parameter_groups import maskable
 from fedlens.sparse.per_example_gradients import SquaredGradients
 from fedlens.suites.estimates.cost import dataset_sizes
 from fedlens.training.evaluate import evaluate
-from fedlens.training.precision import Precision
 from fedlens.training.precision import choose as choose_precision
-from fedlens.training.pretrain import Recipe, SumOfParts
-from fedlens.training.step import StepSettings, Tally, local_step
+from fedlens.training.step import Tally, local_step
 
 TIMED_S = 0.6  # how long a task is timed once it is warm
 MOST_STEPS = 20  # of which the median counts
@@ -50,7 +47,7 @@ Step = Callable[[torch.Tensor], object]  # does its task on the images of an ind
 def seconds_per_image(config: Config, task: str, *, threads: int) -> float:
     """One task of a run, on this machine, with so many threads."""
     with limited_threads(threads):
-        step, batch_size = _pretraining() if task == "pretrain" else _steps(config)[task]
+        step, batch_size = _steps(config)[task]
         return _timed(step, batch_size)
 
 
@@ -146,22 +143,6 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
         "evaluate": (validate, config.evaluate.batch_size),
         "calibrate": (calibrate, config.sparse.micro_batch),
     }
-
-
-def _pretraining() -> tuple[Step, int]:
-    """A step of pretraining vit_pico: all weights are trained, whatever the run trains later."""
-    row, batch_size = backbones.find("vit_pico"), Recipe().batch_size
-    model = SumOfParts(backbones.create(row))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    noise = _noise(batch_size, len(synthetic.combinations()[1]))
-    resolution = backbones.checked_resolution(row, None)
-    examples = ImageExamples(noise, None, Pipeline(resolution, row.mean, row.std))
-    step, stream = StepSettings(Precision("fp32", "cpu")), Stream(0, ("probe",))
-
-    def train(index: torch.Tensor) -> None:
-        local_step(model, optimizer, examples, index, step, Tally(), stream=stream, step=0, width=0)
-
-    return train, batch_size
 
 
 def _noise(count: int, classes: int) -> Images:
