@@ -78,8 +78,8 @@ def test_the_kinds_with_most_work_are_timed_first_and_the_rest_derived(
     assert timed == [(64, "train"), (32, "train")]
     seconds = [machine(config, ["train"])["train"] for config in configs]
     assert seconds == pytest.approx([1e-3] * 3, rel=0.05)  # equal FLOPs per image
-    assert "timed on this machine: 2;" in machine.sentence()
-    assert "by their FLOPs: 1" in machine.sentence()
+    assert "Timed on this machine: 2 kinds of step;" in machine.sentence()
+    assert "1 more estimated from their FLOPs" in machine.sentence()
 
 
 def test_little_work_is_not_timed_where_its_speed_follows_from_another(
