@@ -96,8 +96,37 @@ def test_the_audit_of_the_study_holds() -> None:
     assert all(check.passed for check in report.audit)
 
 
+def test_the_table_of_closed_form_heads_is_what_the_records_say() -> None:
+    """Accuracy and bytes of every head, and no run that the suite does not have."""
+    found, sizes = {}, {}
+    names = {folder_of(cell.config).name for cell in find("closed_form_heads").cells()}
+    for run in runs(ROOT / "results" / "closed_form_heads.tar.xz"):
+        result, config = run.result or {}, run.read_config()
+        assert run.name in names
+        assert "test" not in result
+        head, resolution = config["head"], config["backbone"]["resolution"]
+        tokens = 0 if head["name"] == "deep_ridge" else -1
+        reads = HEADS[head["layers"] or tokens]
+        kind = "Gaussian" if head["name"] == "gaussian" else "ridge"
+        found[reads, f"{kind}, {resolution} px"] = f"{100 * result['validation']['top1']:.2f}"
+        sizes[reads] = f"{result['facts']['statistics_bytes_up'] / 100 / 1e6:.1f}"
+    table = PAGE.partition("<!-- heads -->")[2].partition("<!-- /heads -->")[0]
+    header, _, *lines = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n") if line
+    )
+    said = {}
+    for reads, size, *accuracies in lines:
+        assert size == sizes[reads]
+        cells = zip(header[2:], accuracies, strict=True)
+        said |= {(reads, column): value for column, value in cells if value}
+    assert said == found
+
+
+HEADS = {-1: "class token", 0: "class and mean token"} | {n: f"{n} blocks" for n in range(1, 13)}
+
+
 def test_records_name_no_place_of_a_machine() -> None:
-    for archive in STUDY.glob("*.tar.xz"):
+    for archive in (ROOT / "results").rglob("*.tar.xz"):
         for path in extracted(archive).rglob("*"):
             if path.is_file():
                 assert not re.search(r"/(home|root|tmp|work)/", path.read_text()), path
