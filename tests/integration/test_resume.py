@@ -263,7 +263,7 @@ def test_other_data_or_another_config_are_refused(
     manifest = folder.manifest
     assert manifest is not None
     folder.write("manifest", {**manifest, "inputs": {"data": "other", "weights": None}})
-    with pytest.raises(FedlensError, match="it began with other data"):
+    with pytest.raises(FedlensError, match="it began with different data"):
         start(config)
     assert folder.state() == "failed"
 

@@ -75,7 +75,7 @@ def test_a_suite_isolates_failures_and_says_what_to_do(
     assert "started: ridge" not in err  # finished runs are skipped
     code, _, err = fedlens("suite", table, *SMALL)
     assert code == 2
-    assert "failed before and is run again" in err
+    assert "failed before and runs again" in err
     assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
 
 
@@ -105,7 +105,7 @@ def test_a_dry_run_writes_nothing_but_its_timings(
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "cache"}
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["estimates"]
-    assert re.search(r"4 of 4 runs( and \d+ analyses)? to do: about", out)
+    assert re.search(r"4 of 4 runs( and \d+ analys[ei]s)? to do: about", out)
     assert ", 2 at a time" in out
     assert "estimate" in out
     assert ", 4 at a time" in jobs

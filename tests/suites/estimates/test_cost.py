@@ -91,6 +91,18 @@ def test_heads_on_features_leave_the_backbone_one_pass() -> None:
     assert augmented.shared == ()
 
 
+def test_features_of_several_blocks_are_computed_once() -> None:
+    deep = ["head=deep_ridge", "evaluate.test=false"]
+    works = [work_of(compose("ridge", [*deep, f"head.layers={n}"])) for n in (12, 6, 1)]
+    assert [images.get("evaluate", 0) for images in count_shared_once(works)] == [50_000, 0, 0]
+    others = [
+        work_of(compose("ridge", [*deep, *words]))
+        for words in (["head.tokens=mean"], ["head.random_features=64"], ["head.layers=0"])
+    ]
+    counted = count_shared_once([works[0], *others])
+    assert [images.get("evaluate", 0) for images in counted] == [50_000] * 4
+
+
 def test_a_closed_form_trains_nothing() -> None:
     work = work_of(compose("ridge", []))
     assert work.images == {"head": 5_000 + 10_000}

@@ -214,6 +214,12 @@ def _reading(config: Config) -> list[Any]:
     return [config.head.layers, config.head.tokens, config.head.random_features]
 
 
+def _cached_reading(config: Config) -> list[Any]:
+    """What the cached features of a run are of; those of many layers contain those of fewer."""
+    layers, tokens, random = _reading(config)
+    return [layers and tokens, random] if random is None else [layers, tokens, random]
+
+
 def dataset_sizes(data: RowSettings) -> dict[str, int]:
     """classes, train_images and test_images, as the dataset's row states or counts them.
 
@@ -297,7 +303,7 @@ def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWo
     model, data = config.backbone, config.data
     seed = None if model.pretrained else config.seed  # random weights depend on it
     depends_on = [model, dataset.spelled(data), data.root, data.train_per_class,
-              data.test_per_class, seed, config.train.precision, _reading(config)]  # fmt: skip
+              data.test_per_class, seed, config.train.precision, _cached_reading(config)]  # fmt: skip
     if features or is_fitted(config):
         images = sizes.train + sizes.validation
         yield SharedWork(_key("train features", *depends_on), "evaluate", images)
