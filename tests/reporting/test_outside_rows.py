@@ -48,7 +48,7 @@ def test_a_question_from_outside_is_in_the_whole_report(batch_sizes: str, tmp_pa
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert '<article id="table-batch_sizes">' in page
     paper = (tmp_path / "out" / "report.tex").read_text(encoding="utf-8")
-    assert r"\paragraph{Does the batch size matter.}" in paper
+    assert r"\subsection{Does the batch size matter}" in paper
     assert r"Against \emph{batch 8} under IID, over 3 seeds" in paper
     assert r"\label{fig:batch_sizes}" in paper
     assert (tmp_path / "out" / "tables" / "batch_sizes-differences.csv").exists()
@@ -58,7 +58,7 @@ def test_a_question_from_outside_is_in_the_whole_report(batch_sizes: str, tmp_pa
     assert scopes["Methods were tuned alike"].startswith("4 tables")  # with this and the headline
 
 
-def test_a_question_without_runs_is_named(
+def test_a_question_without_runs_is_named_on_the_page_and_left_out_of_the_paper(
     batch_sizes: str, tmp_path: Path, unsaved_figures: None
 ) -> None:
     write_run(tmp_path / "runs")
@@ -66,7 +66,7 @@ def test_a_question_without_runs_is_named(
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "Does the batch size matter" in page
     paper = (tmp_path / "out" / "report.tex").read_text(encoding="utf-8")
-    assert r"answers this question: run \texttt{fedlens suite mine}" in paper
+    assert "batch size matter" not in paper
     assert [one.name for one in questions()][-1] == batch_sizes
 
 
