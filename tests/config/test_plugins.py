@@ -112,7 +112,7 @@ def test_a_changed_plugin_has_the_rows_that_it_has_now(no_plugins: Path) -> None
     assert "our_rule" in fl.mask_rule
     assert "my_rule" not in fl.mask_rule
     path.write_text("import fedlens\n")
-    assert "adds no row" in refusal(lambda: load_plugin(path))
+    assert "registers nothing" in refusal(lambda: load_plugin(path))
     assert "our_rule" in fl.mask_rule  # a file that is refused takes nothing away
 
 

@@ -13,7 +13,7 @@ def test_flower_logs_nothing_about_an_error_that_is_a_sentence(
     error: Exception, logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As flwr's `run_serverapp` logs what a ServerApp raised, and that it ends."""
-    logger, ours = logging.getLogger("flwr"), apps._NotOurErrors()
+    logger, ours = logging.getLogger(__name__), apps._NotOurErrors()
     logger.addFilter(ours)
     try:
         logger.error("an error before it")
