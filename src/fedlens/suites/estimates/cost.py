@@ -302,8 +302,10 @@ def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWo
     """Features and masks; all other work is a run's own."""
     model, data = config.backbone, config.data
     seed = None if model.pretrained else config.seed  # random weights depend on it
-    depends_on = [model, dataset.spelled(data), data.root, data.train_per_class,
-              data.test_per_class, seed, config.train.precision, _cached_reading(config)]  # fmt: skip
+    depends_on = [
+        model, dataset.spelled(data), data.root, data.train_per_class, data.test_per_class, seed,
+        config.train.precision, _cached_reading(config),
+    ]  # fmt: skip
     if features or is_fitted(config):
         images = sizes.train + sizes.validation
         yield SharedWork(_key("train features", *depends_on), "evaluate", images)
