@@ -28,8 +28,8 @@ from fedlens.suites.estimates.memory import counted_tasks, peak_memory
 
 log = logging.getLogger(__name__)
 
-TIMING_S = 8.0  # for all kinds of steps together
-PATIENCE_S = 16.0  # after which nothing more is timed, since the command began
+TIMING_S = 6.0  # for all kinds of steps together
+PATIENCE_S = 12.0  # after which nothing more is timed, since the command began
 PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cannot be measured
 LARGE_SHARE = 0.1  # of the work: a kind is timed although its speed follows from another's
 CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
