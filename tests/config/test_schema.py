@@ -304,6 +304,10 @@ def test_cyclic_cohorts_of_unequal_size_are_refused(clients: int, participation:
             ["algorithm.sampling.order=opposite", "algorithm.scaffold=true"],
             r"keeps one control variate of each",
         ),
+        (
+            ["algorithm.scaffold=true", "algorithm.carry_momentum=true"],
+            r"how far it moved",
+        ),
         (["algorithm.measure_controls=true"], r"set algorithm\.scaffold=true"),
         (["backbone.batch_norm=local"], r"batch_norm=local keeps layers of each client"),
         (["algorithm.aggregator=regmean"], r"several clients have one: choose another"),

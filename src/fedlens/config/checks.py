@@ -373,6 +373,12 @@ def _chain_checks(config: Config) -> list[tuple[bool, str]]:
             "algorithm.scaffold=true keeps one control variate of each: leave one of them out",
         ),
         (
+            not (algorithm.scaffold and algorithm.carry_momentum),
+            "algorithm.scaffold=true derives a client's gradients from how far it moved, and with "
+            "algorithm.carry_momentum=true the clients before it moved it too: leave one of them "
+            "out",
+        ),
+        (
             algorithm.scaffold or not algorithm.measure_controls,
             "algorithm.measure_controls=true measures control variates: set "
             "algorithm.scaffold=true",

@@ -356,6 +356,10 @@ class FederatedAlgorithm:
                 self.correction is not None and not self.correction.along_chains,
                 f"{type(self.correction).__name__} needs",
             ),
+            (
+                self._client_states and self.local.carry_momentum,
+                "What clients remember of their own gradients, with momentum carried along, needs",
+            ),
             (self.own, "Layers that every client keeps for itself (FedBN) need"),
             (self.statistics, "The aggregator's statistics of each client need"),
             (self.release is not None, "Central differential privacy needs"),
