@@ -40,8 +40,6 @@ REFUSED = [
     ["flower", "keys", "--host", ""],
     ["flower", "keys", "--host", "münchen"],
     ["flower", "partition", "quickstart_fedavg", "--nodes", "0"],
-]
-USAGE = [  # refused by typer, which prints the usage
     ["suite", "quick", "--seeds", "0"],
     ["suite", "quick", "--seeds", "1000000000"],
     ["suite", "quick", "--jobs", "1000000000"],
@@ -62,11 +60,3 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
     assert line.startswith("error: ")
     assert line.endswith((".", "?"))
     assert not list(tmp_path.iterdir())  # nothing was begun
-
-
-@pytest.mark.parametrize("words", USAGE, ids=" ".join)
-def test_a_bad_option_is_exit_code_2_without_a_traceback(words: list[str], fedlens: Call) -> None:
-    code, _, err = fedlens(*words)
-    assert code == 2
-    assert "Invalid value" in err
-    assert "Traceback" not in err
