@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.errors import FedlensError
-from fedlens.files import TEMPORARY, read_json, sha256, write_json
+from fedlens.files import TEMPORARY, read_json, write_json
 from fedlens.store import hashes
-from fedlens.store.checkpoints import TENSORS, Checkpoints, Journals
-from fedlens.store.hashes import HASHES, STATE
+from fedlens.store.checkpoints import STATE, TENSORS, Checkpoints, Journals
+from fedlens.store.hashes import HASHES
 from fedlens.store.run_folder import RunFolder
 
 
@@ -241,19 +241,15 @@ def test_the_clock_never_stops_a_run(
     assert path.read_bytes().endswith(b'{"epoch": 3}\n')
 
 
-def test_a_checkpoint_of_before_there_were_hashes_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_schema_without_hashes_is_refused_and_kept(tmp_path: Path) -> None:
     where = Checkpoints(tmp_path)
     save(where, 1)
     folder = tmp_path / name(1)
-    header = read_json(folder / STATE)
-    old = {**header, "schema": 1, "tensors_sha256": sha256(folder / TENSORS)}
-    write_json(folder / STATE, old)
+    write_json(folder / STATE, {**read_json(folder / STATE), "schema": 1})
     (folder / HASHES).unlink()
-    checkpoint = where.latest()
-    assert checkpoint is not None
-    assert checkpoint.state == {"number": 1}
-    damage(folder / TENSORS)
-    assert where.latest() is None
+    with pytest.raises(FedlensError, match="schema 1, not 2"):
+        where.latest()
+    assert folder.exists()
 
 
 def test_rounds_of_updates_that_were_replaced_since_are_not_missed(tmp_path: Path) -> None:

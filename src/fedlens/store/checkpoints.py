@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from fedlens.errors import FedlensError
 from fedlens.files import clear_partials, discard, read_json, replacing, write_json
 from fedlens.store import hashes
-from fedlens.store.hashes import STATE, UNHASHED_SCHEMA, CheckpointHashes, Damaged, Hashes
+from fedlens.store.hashes import HASHES, Damaged, Hashes
 from fedlens.store.run_folder import CLOCK, JOURNALS, RunFolder
 
 SCHEMA = 2
-TENSORS = "tensors.safetensors"
+TENSORS, STATE = "tensors.safetensors", "state.json"
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +128,11 @@ class Checkpoints:
     def _read(self, name: str) -> Checkpoint:
         """Its own files, compared with their hashes."""
         folder = self.folder / name
+        if not (folder / HASHES).exists():
+            self._header(name)  # refuses one of a schema without hashes: it is not damaged
         known = hashes.read(folder)
-        if known is not None:
-            hashes.check(folder, known.checkpoint)
+        hashes.check(folder, known.checkpoint)
         header = self._header(name)
-        if known is None:  # an older one, whose state has the hash of the tensors
-            known = CheckpointHashes({TENSORS: {"sha256": header["tensors_sha256"]}}, {})
-            hashes.check(folder, known.checkpoint)
         try:
             return Checkpoint(name, header["state"], load_file(folder / TENSORS), known.run)
         except (OSError, SafetensorError) as error:
@@ -155,13 +153,12 @@ class Checkpoints:
             schema = header["schema"]
         except (FedlensError, KeyError, TypeError) as error:
             raise Damaged(f"{STATE} is unreadable") from error
-        if schema not in (SCHEMA, UNHASHED_SCHEMA):
+        if schema != SCHEMA:
             raise FedlensError(
                 f"Checkpoint {self.folder / name} has schema {schema}, not {SCHEMA}: "
                 "resume it with the fedlens version in its manifest.json."
             )
-        hashed = {"tensors_sha256"} if schema == UNHASHED_SCHEMA else set()
-        if not header.keys() >= {"score", "best", "state", *hashed}:
+        if not header.keys() >= {"score", "best", "state"}:
             raise Damaged(f"{STATE} is incomplete")
         return header
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.errors import FedlensError
-from fedlens.files import read_object, sha256
+from fedlens.files import sha256
 from fedlens.store.records import read_record, write_record
 
-HASHES, STATE = "hashes.json", "state.json"
-UNHASHED_SCHEMA = 1  # of checkpoints that were written before there were hashes
+HASHES = "hashes.json"
 
 FileHash = dict[str, Any]  # {"sha256": …}; of a file that grows also {"bytes": its length then}
 Hashes = Mapping[str, FileHash]  # path → hash
@@ -46,13 +45,10 @@ def write(checkpoint: Path, names: Iterable[str], run: Hashes) -> None:
     write_record(checkpoint / HASHES, asdict(CheckpointHashes(own, dict(run))))
 
 
-def read(checkpoint: Path) -> CheckpointHashes | None:
-    """None for a checkpoint that was written before there were hashes."""
+def read(checkpoint: Path) -> CheckpointHashes:
+    if not (checkpoint / HASHES).exists():
+        raise Damaged(f"{HASHES} is missing")
     try:
-        if not (checkpoint / HASHES).exists():
-            if read_object(checkpoint / STATE).get("schema") == UNHASHED_SCHEMA:
-                return None
-            raise Damaged(f"{HASHES} is missing")
         return CheckpointHashes(**read_record(checkpoint / HASHES))
     except (FedlensError, TypeError) as error:
         raise Damaged(str(error)) from error
@@ -75,13 +71,12 @@ def of_run(run: Path) -> Hashes | None:
     if not folders:
         return None
     try:
-        hashes = read(folders[-1])
+        return read(folders[-1]).run
     except Damaged as fault:
         raise FedlensError(
             f"The checkpoint {folders[-1]} is damaged ({fault}), so the files of {run.name} cannot "
             "be checked: restore it from a copy, or run it again under another run.name."
         ) from fault
-    return None if hashes is None else hashes.run
 
 
 def _reason(error: OSError | EOFError) -> str:
