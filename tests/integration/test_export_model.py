@@ -75,14 +75,15 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ResNet with statistics of its own, which only its buffers hold."""
-    model = timm.create_model("test_resnet", num_classes=0)
-    draw = torch.Generator().manual_seed(0)
-    for name, value in model.state_dict().items():
-        if name.endswith("running_mean"):
-            value.normal_(generator=draw)
-        elif name.endswith("running_var"):
-            value.uniform_(0.5, 2.0, generator=draw)
+    """A ResNet with statistics of its own, which only its buffers hold, and lively features."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model("test_resnet", num_classes=0, zero_init_last=False)
+        for name, value in model.state_dict().items():
+            if name.endswith("running_mean"):
+                value.normal_(std=0.1)
+            elif name.endswith("running_var"):
+                value.uniform_(0.5, 2.0)
     path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
     save_file({**model.state_dict(), "fc.bias": torch.zeros(1000)}, path)
     return path
@@ -119,8 +120,12 @@ def no_gradients(make: Callable[[str], Exported], name: str) -> Iterator[None]:
         yield
 
 
-def top1(logits: Tensor, labels: Tensor) -> float:
-    return int((logits.argmax(1) == labels).sum()) / len(labels)
+def assert_top1(logits: Tensor, labels: Tensor, expected: float) -> None:
+    """Equal, but for images whose two best classes lie closer than rounding can tell apart."""
+    best, second = logits.softmax(1).topk(2).values.T
+    ties = int((best - second < 1e-6).sum())
+    assert ties <= 0.02 * len(labels)
+    assert abs(int((logits.argmax(1) == labels).sum()) - expected * len(labels)) <= ties + 1e-9
 
 
 def timm_model(exported: Exported) -> nn.Module:
@@ -148,11 +153,11 @@ def test_an_export_is_the_model_that_was_tested(name: str, make: Callable[[str],
     assert result is not None
     pixels, labels = exported.split("test")
     inputs = model.preprocess(pixels)
-    assert top1(model(inputs), labels) == result["test"]["top1"]
+    assert_top1(model(inputs), labels, result["test"]["top1"])
     assert len(labels) == result["test"]["count"]
     assert exported.about["loads_in_timm"] == (name not in OF_FEDLENS)
     if exported.about["loads_in_timm"]:
-        assert top1(timm_model(exported)(inputs), labels) == result["test"]["top1"]
+        assert_top1(timm_model(exported)(inputs), labels, result["test"]["top1"])
         assert torch.allclose(timm_model(exported)(inputs), model(inputs), atol=1e-5)
 
 
@@ -264,7 +269,8 @@ def test_the_code_on_the_card_works(
     result = exported.folder.result
     assert result is not None
     hits = [names["model"].classes.index(word) for word in names["labels"]]
-    assert top1(nn.functional.one_hot(torch.tensor(hits)), labels) == result["test"]["top1"]
+    right = int((torch.tensor(hits) == labels).sum())
+    assert right / len(labels) == pytest.approx(result["test"]["top1"])
     logits = names["logits"]
     exec(of_timm, names)
     inputs = fl.load_model("DIR").preprocess(pixels)
