@@ -59,6 +59,16 @@ def test_clients_pass_over_their_shards_in_batches() -> None:
     assert work.shared == ()
 
 
+def test_measured_controls_take_one_step_of_every_client() -> None:
+    words = ["algorithm=chain", "algorithm.scaffold=true", "train.optimizer.momentum=0"]
+    without = work_of(compose("quickstart_fedavg", words))
+    config = compose("quickstart_fedavg", [*words, "algorithm.measure_controls=true"])
+    clients, batch = config.federated.clients, config.train.batch_size
+    assert clients is not None
+    more = work_of(config).images["train"] - without.images["train"]
+    assert more == clients * batch
+
+
 def test_stragglers_and_dropouts_do_less() -> None:
     """Steps from 2 to 6 are 4 on average: 4 · 32 images; one client in five does not answer."""
     told = ["federated.local_steps=6", "federated.min_local_steps=2", "federated.dropout=0.2",

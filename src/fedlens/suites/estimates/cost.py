@@ -74,6 +74,9 @@ def work_of(config: Config) -> Work:
     sizes = Sizes.of(config)
     total = units(config)
     trained = total * (_round_images if config.federated.clients else _epoch_images)(config, sizes)
+    if config.algorithm.measure_controls and config.federated.clients and total:
+        shard = sizes.train // config.federated.clients
+        trained += config.federated.clients * round(_client_images(shard, 1, config))
     evaluations = _evaluations(config, total)
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:

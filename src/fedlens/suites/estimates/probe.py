@@ -37,7 +37,8 @@ from fedlens.training.step import Tally, local_step
 
 TIMED_S = 0.6  # how long a task is timed once it is warm
 MOST_STEPS = 20  # of which the median counts
-FIRST_IMAGES = 2  # of the first batch, before the speed is known
+FIRST_IMAGES = 2  # of the first batch that counts, before the speed is known
+TOO_LONG_S = 2.0  # of one image: then it counts, although it was the first, and nothing else is timed
 
 __all__ = ["available", "device_name", "process_bytes", "seconds_per_image"]
 
@@ -69,10 +70,12 @@ def _timed(step: Step, batch_size: int) -> float:
     A batch of n images takes a + b·n. Where even one whole batch would take too long, a and b come
     from two smaller ones.
     """
+    alone = _seconds(step, 1)  # it warms up, too
+    if alone > TOO_LONG_S:
+        return alone
     few = min(FIRST_IMAGES, batch_size)
-    slow = _seconds(step, few) > TIMED_S  # it warms up, too
     first = _seconds(step, few)
-    if slow:
+    if first > TIMED_S:
         return first / few
     many, each = few, first
     while many < batch_size and each < TIMED_S / 4:
