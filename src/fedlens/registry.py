@@ -1151,6 +1151,9 @@ head = Registry(
                   "which tokens of a layer it reads; without a class token, the mean of all"),
         Parameter("random_features", int | None, None, Range("[1, 1000000]"),
                   "read so many random features of those tokens instead; null: the tokens"),
+        Parameter("train_layers", int | None, None, Range("[0, 10000]"),
+                  "train the backbone under a closed-form head on so many of the blocks, and solve "
+                  "the head on all of them after the last round; null: on all from the start"),
     ),
     doc="""The linear layer on the backbone's features, and how it is found.
 

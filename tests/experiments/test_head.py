@@ -22,7 +22,7 @@ from fedlens.data.partition import Partition, partition
 from fedlens.errors import FedlensError
 from fedlens.experiments import settings as settings_of
 from fedlens.experiments.clients import experiment_host
-from fedlens.experiments.head import cached_statistics, fit_head, train_head
+from fedlens.experiments.head import HeadSettings, cached_statistics, fit_head, train_head
 from fedlens.experiments.local_data import partition_of
 from fedlens.federated import sampling
 from fedlens.federated.client import Trainer
@@ -93,7 +93,10 @@ def fit(
     cache = partial(cached_statistics, known, lambda: None)
     clients = LocalClients(host, held.sizes.tolist(), cache)
     row, federated = registry[name], shards is not None
-    return fit_head(row, parameters, clients, VALIDATION, classes, federated=federated)
+    width = VALIDATION.features.shape[1]
+    return fit_head(
+        HeadSettings(row, parameters), clients, VALIDATION, classes, width, federated=federated
+    )
 
 
 FIXED = {"l2": 1.0, "temperature": 1.0}

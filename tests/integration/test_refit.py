@@ -19,6 +19,7 @@ WORDS = [
     "federated.refit_head=2", "train.trainable=full", "train.lr=0.01", "evaluate.select=last",
     "federated.rounds=4",
 ]  # fmt: skip
+UNDER_FEWER = [*WORDS, "head.train_layers=1", "federated.refit_head=3"]
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return start(compose("quickstart", [*TINY, *WORDS, f"run.root={root}"]))
 
 
-@torch.no_grad()
-def test_the_last_head_is_the_solution_for_the_last_backbone(folder: RunFolder) -> None:
-    run = load_run(folder, StopRequest())
+@pytest.fixture(scope="module")
+def deepened(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    root = tmp_path_factory.mktemp("deepened")
+    return start(compose("quickstart", [*TINY, *UNDER_FEWER, f"run.root={root}"]))
+
+
+@pytest.mark.parametrize("name", ["folder", "deepened"])
+def test_the_last_head_is_the_solution_for_the_last_backbone(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    run = load_run(request.getfixturevalue(name), StopRequest())
     run.assign(run.tuned)
+    run.experiment.model.requires_grad_(False)
     experiment = run.experiment
     features = experiment.features
     images = ImageExamples(
@@ -53,6 +63,33 @@ def test_rounds_record_what_was_solved_and_sent(folder: RunFolder) -> None:
     assert by_round[2]["bytes_down"] == by_round[1]["bytes_down"]
 
 
+def test_the_backbone_is_trained_under_a_head_on_fewer_blocks(deepened: RunFolder) -> None:
+    """Features of vit_pico: 96 numbers of its output, and 96 of each block."""
+    run = load_run(deepened, StopRequest())
+    first, last = run.start["head.weight"], run.tuned["head.weight"]
+    assert first.shape == last.shape == (100, 3 * 96)
+    assert first[:, : 2 * 96].ne(0).any(0).all()
+    assert not first[:, 2 * 96 :].any()
+    assert last.ne(0).any(0).all()
+    solved = {
+        record["round"]: record["refit"]["bytes_up"]
+        for record in deepened.journal("metrics").read()
+        if "refit" in record
+    }
+    assert sorted(solved) == [3, 4]
+    message = run.experiment.measurements["statistics_bytes_up"]
+    assert solved[3] == message < solved[4]
+
+
+def test_a_head_on_fewer_blocks_is_the_one_that_a_run_with_those_blocks_starts_from(
+    deepened: RunFolder, tmp_path: Path
+) -> None:
+    words = [*TINY, *WORDS, "head.layers=1", f"run.root={tmp_path}", "federated.rounds=1"]
+    other = load_run(start(compose("quickstart", words)), StopRequest()).start["head.weight"]
+    mine = load_run(deepened, StopRequest()).start["head.weight"]
+    torch.testing.assert_close(mine[:, : other.shape[1]], other, rtol=1e-5, atol=1e-6)
+
+
 def test_worker_processes_receive_the_new_head(folder: RunFolder, tmp_path: Path) -> None:
     words = [*TINY, *WORDS, f"run.root={tmp_path}", "engine=parallel", "engine.workers=2",
              "engine.threads_per_client=1"]  # fmt: skip
@@ -73,6 +110,24 @@ def test_worker_processes_receive_the_new_head(folder: RunFolder, tmp_path: Path
         (["federated.clients=null"], "federated.refit_head=2 counts rounds"),
         (["engine=flower_simulation"], "federated.refit_head=2 needs clients in this process"),
         (["federated.refit_head=0"], "federated.refit_head=0 must be 1 or more"),
+        (["head.train_layers=0"], "head.train_layers=0 must be less than head.layers=0"),
+        (
+            ["head.layers=2", "head.train_layers=1", "head.random_features=9"],
+            "head.train_layers=1 reads a part of the tokens",
+        ),
+        (
+            ["head.layers=2", "head.train_layers=1", "train.early_stopping=1"],
+            "train.early_stopping may end before it",
+        ),
+        (
+            [
+                "federated.refit_head=null",
+                "head.layers=1",
+                "head.train_layers=0",
+                "head.freeze=false",
+            ],
+            "head.train_layers=0 replaces the head",
+        ),
     ],
 )
 def test_where_nothing_can_be_solved_it_is_refused(

@@ -15,6 +15,7 @@ from fedlens.config.schema import (
     Config,
     batch_norm,
     cohort_size,
+    head_changes,
     head_only,
     parameters,
     sequential,
@@ -324,11 +325,27 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
 def _refit_checks(config: Config) -> list[tuple[bool, str]]:
     """Of a head that is solved again during training."""
     head, row, every = config.head, heads[config.head.name], config.federated.refit_head
-    if every is None:
+    if not head_changes(config):
         return []
     solved = row.traits.get("fitted", True) and row.traits.get("by", "statistics") == "statistics"
-    where = f"federated.refit_head={every}"
+    fewer = f"head.train_layers={head.train_layers}"
+    where = fewer if every is None else f"federated.refit_head={every}"
     return [
+        (
+            head.train_layers is None or head.train_layers < head.layers,
+            f"{fewer} must be less than head.layers={head.layers}, the blocks that the head reads "
+            "after training",
+        ),
+        (
+            head.train_layers is None or head.random_features is None,
+            f"{fewer} reads a part of the tokens, and head.random_features mixes all of them: "
+            "leave one of them out",
+        ),
+        (
+            head.train_layers is None or config.train.early_stopping is None,
+            f"{fewer} solves the head after the last round, and train.early_stopping may end "
+            "before it: leave one of them out",
+        ),
         (solved, f"{where} solves a head in closed form, and head={head.name} is none: use ridge"),
         (head.freeze, f"{where} replaces the head, so it cannot be trained: set head.freeze=true"),
         (config.federated.clients is not None, f"{where} counts rounds: set federated.clients"),

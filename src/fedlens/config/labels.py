@@ -37,6 +37,8 @@ def head(config: Config) -> str:
     if tokens and row_of(config, "head").defaults["tokens"] != chosen.tokens:
         parts.append(tokens)
     label = _label(config, "head") + (f" on {', '.join(parts)}" if parts else "")
+    if chosen.train_layers is not None:
+        label += f", trained under {chosen.train_layers}"
     every = config.federated.refit_head
     return label if every is None else f"{label}, solved again every {every} rounds"
 

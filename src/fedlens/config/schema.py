@@ -306,6 +306,11 @@ def batch_norm(config: Config) -> Literal["frozen", "averaged", "local"]:
     return cast(Literal["frozen", "averaged", "local"], mode)
 
 
+def head_changes(config: Config) -> bool:
+    """Whether a closed-form head is solved again during training, or after it."""
+    return config.federated.refit_head is not None or config.head.train_layers is not None
+
+
 def head_only(config: Config) -> bool:
     """Whether nothing of the backbone is trained."""
     return bool(trainable[config.train.trainable.name].traits.get("head_only", False))

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedlens import params
 from fedlens.config.compose import row_of
-from fedlens.config.schema import Config, batch_norm, head_only
+from fedlens.config.schema import Config, batch_norm, head_changes, head_only
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.data.features import features, stored
 from fedlens.data.images import Images
@@ -191,7 +191,7 @@ def build(
         head,
         batch_norm=batch_norm(config),
         linearised=row_of(config, "train.trainable").traits.get("linearised", False),
-        head_changes=config.federated.refit_head is not None,
+        head_changes=head_changes(config),
     )
     if not on_features and (layers := batch_norms.layers(model)):
         log.info("%d BatchNorm layers: %s", len(layers), _batch_norm_sentence(config))

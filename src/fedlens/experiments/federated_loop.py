@@ -181,7 +181,7 @@ class FederatedLoop:
         if measured:
             record |= {"controls": measured}
             record |= {key: record[key] + measured[key] for key in ("bytes_down", "bytes_up")}
-        if self.refit is not None and self.refit.due(number):
+        if self.refit is not None and self.refit.due(number, self.loop.total):
             record |= self._solve_head(self.refit, record)
         if settings.average is not None:
             self.past = settings.average.updated(self.past, self._raw)
@@ -202,7 +202,8 @@ class FederatedLoop:
     def _solve_head(self, refit: HeadRefit, record: dict[str, Any]) -> dict[str, Any]:
         """Solves the head on the present model; what that adds to the round's record."""
         self._load(self._raw)
-        head, facts = refit.solve(len(self.clients.sizes))
+        last = self.server.round == self.loop.total
+        head, facts = refit.solve(len(self.clients.sizes), last=last)
         solved = {f"head.{name}": value.detach() for name, value in head.named_parameters()}
         self.server = replace(
             self.server, carried={**self.server.carried, **params.with_float64(solved)}

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,9 @@ from fedlens.federated.client import LocalTraining
 from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm
 from fedlens.federated.sampling import draw_cohort
 from fedlens.federated.tasks import Clients
-from fedlens.models.heads import Statistics
+from fedlens.models import backbones
+from fedlens.models.deep_features import DeepFeatures
+from fedlens.models.heads import Labelled, Statistics, widened
 from fedlens.registry import Row
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
@@ -51,6 +53,22 @@ class HeadSettings:
     row: Row
     parameters: dict[str, Any] = field(default_factory=dict)  # of a closed-form head
     training: HeadTraining | None = None  # of a trained head
+    train_layers: int | None = None  # blocks that it reads while the backbone is trained; None: all
+
+    def reads(self, backbone: nn.Module) -> int:
+        """How many features, the first ones, it reads while the backbone is trained."""
+        if self.train_layers is None:
+            return backbones.width(backbone)
+        return cast(DeepFeatures, backbone).widths[self.train_layers]
+
+    def solve(
+        self, statistics: Statistics, validation: Labelled, reads: int
+    ) -> tuple[nn.Linear, dict[str, Any], int]:
+        """The head that reads the first so many features, what was chosen, and a message's size."""
+        features, labels = validation
+        part = statistics.first(reads)
+        head, chosen = self.row.make(part, (features[:, :reads], labels), **self.parameters)
+        return widened(head, features.shape[1]), chosen, wire.size(part.sent())
 
 
 def prepare_head(
@@ -66,13 +84,9 @@ def prepare_head(
             experiment.model.head, clients, settings.training, stop, federated=federated
         )
     else:
+        reads = settings.reads(experiment.backbone)
         head, measurements = fit_head(
-            settings.row,
-            settings.parameters,
-            clients,
-            validation,
-            experiment.classes,
-            federated=federated,
+            settings, clients, validation, experiment.classes, reads, federated=federated
         )
     experiment = experiment.with_head(head, measurements)
     clients.share(head=head)
@@ -80,27 +94,25 @@ def prepare_head(
 
 
 def fit_head(
-    row: Row,
-    parameters: dict[str, Any],
+    settings: HeadSettings,
     clients: Clients,
     validation: FeatureExamples,
     classes: int,
+    reads: int,
     *,
     federated: bool,
 ) -> tuple[nn.Linear, dict[str, Any]]:
     """A head in closed form from the sum of all clients' statistics, whoever holds what.
 
-    Free numbers, such as ridge's λ and the temperature, are chosen on validation.
+    It reads the first so many features. Free numbers, such as ridge's λ and the temperature, are
+    chosen on validation.
     """
-    width = validation.features.shape[1]
-    statistics = clients.statistics(width, classes)
-    measurements: dict[str, Any] = {}
-    if federated:
-        size = wire.size(statistics.sent())
-        measurements["statistics_bytes_up"] = len(clients.sizes) * size
-    head, chosen = row.make(statistics, (validation.features, validation.labels), **parameters)
-    measurements |= chosen
-    log.info("%s in closed form: %s", row.label, measurements)
+    statistics = clients.statistics(validation.features.shape[1], classes)
+    known = validation.features, validation.labels
+    head, chosen, size = settings.solve(statistics, known, reads)
+    sent = {"statistics_bytes_up": len(clients.sizes) * size} if federated else {}
+    measurements = {**sent, **chosen}
+    log.info("%s in closed form: %s", settings.row.label, measurements)
     return head, measurements
 
 

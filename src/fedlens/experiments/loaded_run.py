@@ -15,7 +15,7 @@ from torch import nn
 
 from fedlens import params
 from fedlens.config import compose
-from fedlens.config.schema import Config
+from fedlens.config.schema import Config, head_changes
 from fedlens.errors import FedlensError
 from fedlens.experiments import settings
 from fedlens.experiments.build import Experiment, build
@@ -113,7 +113,7 @@ def load_run(
             data.train_per_class,
         ),
         statistics_examples=algorithm.statistics_examples,
-        adds_updates=config.federated.refit_head is None
+        adds_updates=not head_changes(config)
         and (algorithm.aggregator.name, algorithm.server.name, algorithm.server.lr)
         == ("mean", "sgd", 1.0)
         and not compose.row_of(config, "algorithm.correction").traits.get("moves_model")

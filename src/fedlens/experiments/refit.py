@@ -16,7 +16,6 @@ from torch import nn
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples, in_order
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.head import HeadSettings
-from fedlens.federated import wire
 from fedlens.models.heads import Statistics
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
@@ -30,18 +29,23 @@ log = logging.getLogger(__name__)
 class HeadRefit:
     """How often the head is solved again, and from what."""
 
-    every: int  # rounds
+    every: int | None  # rounds; None: after the last one only
     settings: HeadSettings
     batch_size: int
     experiment: Experiment
     stop: StopRequest
 
-    def due(self, round_: int) -> bool:
-        return round_ % self.every == 0
+    def due(self, round_: int, total: int) -> bool:
+        """After every few rounds, and after the last where the head reads more from then on."""
+        ends = self.settings.train_layers is not None and round_ == total
+        return ends or (self.every is not None and round_ % self.every == 0)
 
     @torch.no_grad()
-    def solve(self, clients: int) -> tuple[nn.Linear, dict[str, Any]]:
-        """The head for the experiment's model as it is, and what its solution chose and cost."""
+    def solve(self, clients: int, *, last: bool) -> tuple[nn.Linear, dict[str, Any]]:
+        """The head for the experiment's model as it is, and what its solution chose and cost.
+
+        After the last round it reads all its features, before that those that it is trained under.
+        """
         features, model = self.experiment.features, self.experiment.model
         model.eval()
         validation = self._examples(features.validation_index)
@@ -55,11 +59,11 @@ class HeadRefit:
                 progress(done, total)
 
             known = self._features(validation, report)
-            sums = self._sums(train, report)
-        row, parameters = self.settings.row, self.settings.parameters
-        head, chosen = row.make(sums, (known.features, known.labels), **parameters)
-        facts = {**chosen, "bytes_up": clients * wire.size(sums.sent())}
-        log.info("%s solved again: %s", row.label, facts)
+            reads = known.features.shape[1] if last else self.settings.reads(model.backbone)
+            sums = self._sums(train, reads, report)
+        head, chosen, size = self.settings.solve(sums, (known.features, known.labels), reads)
+        facts = {**chosen, "bytes_up": clients * size}
+        log.info("%s solved again: %s", self.settings.row.label, facts)
         return head.to(self.experiment.device).requires_grad_(False), facts
 
     def _examples(self, index: torch.Tensor) -> Examples:
@@ -67,11 +71,11 @@ class HeadRefit:
         experiment = self.experiment
         return ImageExamples(experiment.features.images, index, experiment.extractor.pipeline)
 
-    def _sums(self, examples: Examples, report: Callable[[int], None]) -> Statistics:
-        """Of all clients together: their sums add up to it."""
+    def _sums(self, examples: Examples, reads: int, report: Callable[[int], None]) -> Statistics:
+        """Of the first so many features of all clients together: their sums add up to it."""
         total = None
         for index in in_order(len(examples), SPAN):
-            features = self._of(examples, index, report)
+            features = self._of(examples, index, report)[:, :reads]
             one = Statistics.of(features, examples.labels[index], self.experiment.classes)
             total = one if total is None else total + one
         assert total is not None

@@ -10,7 +10,16 @@ import torch
 
 from fedlens import rng
 from fedlens.config.compose import getattr_dotted, row_of
-from fedlens.config.schema import Config, cohort_size, cycle, rounds, sequential, unit, visits
+from fedlens.config.schema import (
+    Config,
+    cohort_size,
+    cycle,
+    head_changes,
+    rounds,
+    sequential,
+    unit,
+    visits,
+)
 from fedlens.experiments import privacy
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.central_loop import CentralSettings
@@ -118,13 +127,13 @@ def head(config: Config, precision: Precision) -> HeadSettings:
         return HeadSettings(row, training=head_training(config, precision))
     common = {one.name for one in head_registry.common}
     parameters = {k: v for k, v in config.head.parameters.items() if k not in common}
-    return HeadSettings(row, parameters)
+    return HeadSettings(row, parameters, train_layers=config.head.train_layers)
 
 
 def refit(config: Config, experiment: Experiment, stop: StopRequest) -> HeadRefit | None:
     """None where the head stays as it was solved first."""
     every = config.federated.refit_head
-    if every is None:
+    if not head_changes(config):
         return None
     chosen = head(config, experiment.precision)
     return HeadRefit(every, chosen, config.evaluate.batch_size, experiment, stop)

@@ -94,6 +94,7 @@ class DeepFeatures(nn.Module):
     """Mixed into a backbone's class: its `forward` adds the tokens of `deep_layers`."""
 
     deep_layers: tuple[_Layer, ...]
+    widths: tuple[int, ...]  # of what a head reads on 0, 1, … blocks: the first so many features
     random_map: Tensor | None  # [features, tokens]
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -138,7 +139,8 @@ def deepen(backbone: nn.Module, reading: Reading, *, resolution: int) -> None:
     module.__class__ = _deep(type(backbone))
     module.deep_layers = layers
     module.register_buffer("random_map", None, persistent=False)
-    width = _width(module, resolution)
+    module.widths = _widths(module, reading, resolution)
+    width = module.widths[-1]
     if reading.random_features is not None:
         shape = (reading.random_features, width)
         draw = rng.generator(reading.seed, "random features")
@@ -188,16 +190,19 @@ def _reads_class_token(inner: Any) -> bool:
 
 
 @torch.no_grad()
-def _width(backbone: DeepFeatures, resolution: int) -> int:
-    """By a forward pass of one black image."""
+def _widths(backbone: DeepFeatures, reading: Reading, resolution: int) -> tuple[int, ...]:
+    """`DeepFeatures.widths`, by a forward pass of one black image."""
     device = next(backbone.parameters()).device
     training = backbone.training
     backbone.eval()
     try:
         black = torch.zeros(1, 3, resolution, resolution, device=device)
-        return sum(part.shape[1] for part in backbone.parts(black))
+        parts = [part.shape[1] for part in backbone.parts(black)]
     finally:
         backbone.train(training)
+    outer = 1 + len(backbone.deep_layers) - reading.layers  # the output, and the norm's mean token
+    each = (len(parts) - outer) // max(1, reading.layers)
+    return tuple(sum(parts[: outer + each * count]) for count in range(reading.layers + 1))
 
 
 def _keep(outputs: dict[str, Any], path: str) -> Callable[..., None]:

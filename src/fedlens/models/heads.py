@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 from torch import nn
 
@@ -73,6 +74,10 @@ class Statistics:
         """[D], the standard deviation of each feature; 1 for one that never changes."""
         variances = self.centred.diagonal() / self.total
         return variances.clamp(min=0).sqrt().where(variances > TINY, torch.ones(()).double())
+
+    def first(self, width: int) -> "Statistics":
+        """Of the first features alone."""
+        return Statistics(self.xtx[:width, :width], self.class_sums[:, :width], self.counts)
 
     def sent(self) -> dict[str, torch.Tensor]:
         """The numbers that travel: of XᵀX, which is symmetric, the half that solvers read."""
@@ -386,6 +391,11 @@ def _gaussian(statistics: Statistics, shrinkage: float) -> nn.Linear:
     bias = (counts / total).clamp(min=TINY).log() - (weight * means).sum(1) / 2
     unseen = counts == 0
     return _as_linear(weight.masked_fill(unseen[:, None], 0), bias.masked_fill(unseen, UNSEEN_BIAS))
+
+
+def widened(head: nn.Linear, width: int) -> nn.Linear:
+    """The same head on `width` features, of which it only reads its own, the first ones."""
+    return _as_linear(F.pad(head.weight, (0, width - head.in_features)), head.bias)
 
 
 def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -66,7 +66,9 @@ TRAINED = Axis(
     lambda m: (labels.trains(m), labels.trained(m)),
 )  # fmt: skip
 PART = Axis("trained part", ("train.trainable", "sparse"), labels.part, labels.part_order)
-READING = ("head.layers", "head.tokens", "head.random_features")  # what of the backbone it reads
+READING = tuple(  # what of the backbone it reads
+    f"head.{key}" for key in ("layers", "tokens", "random_features", "train_layers")
+)
 HEAD_TYPE = replace(TRAINED, keys=("head.name", "head.freeze", *READING))
 
 

@@ -81,8 +81,9 @@ def work_of(config: Config) -> Work:
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
         evaluated += evaluations * sizes.test
-    if config.federated.refit_head:
-        evaluated += total // config.federated.refit_head * (sizes.train + sizes.validation)
+    solved = total // config.federated.refit_head if config.federated.refit_head else 0
+    solved += config.head.train_layers is not None and total > 0
+    evaluated += solved * (sizes.train + sizes.validation)
     frozen = on_features(config)
     images = {"head": trained + evaluated} if frozen else {
         "train": trained,

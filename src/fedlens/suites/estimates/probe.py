@@ -38,7 +38,7 @@ from fedlens.training.step import Tally, local_step
 TIMED_S = 0.6  # how long a task is timed once it is warm
 MOST_STEPS = 20  # of which the median counts
 FIRST_IMAGES = 2  # of the first batch that counts, before the speed is known
-TOO_LONG_S = 2.0  # of one image: then it counts, although it was the first, and nothing else is timed
+TOO_LONG_S = 2.0  # of one image, the first: then it counts, and no other is timed
 
 __all__ = ["available", "device_name", "process_bytes", "seconds_per_image"]
 
