@@ -49,6 +49,7 @@ def places(cells: list[Cell]) -> list[tuple[str, str, str, int]]:
     return [(cell.section, cell.row, cell.column, cell.config.seed) for cell in cells]
 
 
+@pytest.mark.slow
 def test_every_suite_of_ours_is_documented_and_every_cell_of_a_table_is_another_run() -> None:
     assert tuple(suite.name for suite in suites()) == options("suite")
     for suite in suites():

@@ -52,6 +52,7 @@ def wanted(*configs: Config) -> list[Wanted]:
     return [Wanted(config, "train", 10.0 - place) for place, config in enumerate(configs)]
 
 
+@pytest.mark.slow
 def test_a_linear_layer_has_two_flops_for_every_weight_forward_and_four_backward() -> None:
     """ViT pico's forward pass is some 17 MFLOP; training adds twice that, but for the input."""
     evaluated, trained = count(pico(), "evaluate"), count(pico(), "train")
@@ -61,6 +62,7 @@ def test_a_linear_layer_has_two_flops_for_every_weight_forward_and_four_backward
     assert evaluated.features == 96
 
 
+@pytest.mark.slow
 def test_what_is_alive_grows_with_the_batch_and_shrinks_with_frozen_blocks() -> None:
     small, large = (count(pico(f"train.batch_size={n}"), "train").peak for n in (16, 64))
     assert 2 < large / small < 4  # gradients do not grow
@@ -175,6 +177,7 @@ print(predicted, 1024 * int(status.split("VmHWM:")[1].split()[0]))
     assert predicted == pytest.approx(measured, rel=0.25)
 
 
+@pytest.mark.slow
 def test_cells_of_a_suite_are_composed_as_by_hydra() -> None:
     cells = find("full").cells([], seeds=1)
     for cell in cells[:: len(cells) // 5]:
