@@ -112,10 +112,10 @@ def undisturbed(
 
 
 def test_killed_repeatedly(order: Run, whole: Any, tmp_path: Path) -> None:
-    """Each session is killed one file operation later than the one before, until one finishes."""
+    """Each session is killed three file operations later than the one before, until one ends."""
     expected, calls, _ = whole
     deaths = 0
-    for die_at in range(1, 2 * calls):
+    for die_at in range(1, 2 * calls, 3):
         if order(tmp_path, die_at=die_at)["status"] == 0:
             break
         deaths += 1
@@ -236,7 +236,7 @@ def test_a_sparse_federation_killed_repeatedly(
     expected, calls, _ = whole_sparse
     folder = RunFolder(tmp_path / "it")
     deaths = {"without masks": 0, "with masks": 0, "in rounds": 0}
-    for die_at in (*range(1, 12, 2), *range(12, 3 * calls, 6)):
+    for die_at in (*range(1, 12, 3), *range(12, 3 * calls, 9)):
         if not folder.masks.exists():
             shutil.rmtree(files.cache_dir() / "masks", ignore_errors=True)
         if order(tmp_path, SPARSE, die_at=die_at)["status"] == 0:

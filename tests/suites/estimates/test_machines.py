@@ -18,6 +18,7 @@ from fedlens.suites.estimates.counts import count
 from fedlens.suites.estimates.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
 from fedlens.suites.estimates.memory import peak_memory
 from fedlens.suites.suite import find
+from tests.integration.conftest import empty_cache
 
 PICO = ["data=synthetic", "backbone=vit_pico", "backbone.pretrained=false"]
 
@@ -28,7 +29,7 @@ def pico(*words: str) -> Config:
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+    empty_cache(monkeypatch, tmp_path / "cache")
 
 
 @pytest.fixture
