@@ -14,6 +14,7 @@ from fedlens.store.checkpoints import TENSORS, Checkpoints
 from fedlens.store.run_folder import RunFolder, runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts, interrupted_at
 
+FEW = ["data.train_per_class=2", "data.test_per_class=1"]
 MODES = {
     "plain": [],
     "strong augmentation": ["augment=strong"],
@@ -147,8 +148,7 @@ def test_a_shortened_epoch_has_the_configured_number_of_steps(tiny: Tiny) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_and_resumed(mode: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = ["data.train_per_class=2", "data.test_per_class=1", "train.epochs=2"]
-    common = [*MODES[mode], *few, "evaluate.test_curve=true"]
+    common = [*MODES[mode], *FEW, "train.epochs=2", "evaluate.test_curve=true"]
     expected = facts(start(tiny(*common, root="whole")))
     cut = tiny(*common, root="cut")
     points = EPOCH_STOPS[list(MODES).index(mode) % len(EPOCH_STOPS)]
@@ -162,7 +162,7 @@ def test_a_federation_interrupted_and_resumed(
     mode: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stops between clients of a round, in its evaluation, and on the test curve."""
-    common = [*FEDERATED, *FEDERATIONS[mode], "evaluate.test_curve=true", "run.name=it"]
+    common = [*FEDERATED, *FEDERATIONS[mode], *FEW, "evaluate.test_curve=true", "run.name=it"]
     expected = facts(start(tiny(*common, root="whole")))
     cut = tiny(*common, root="cut")
     folder = RunFolder(Path(cut.run.root) / "it")
