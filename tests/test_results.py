@@ -72,6 +72,7 @@ def studied() -> list[Config]:
     ]
 
 
+@pytest.mark.slow
 def test_every_learning_rate_of_the_study_is_the_best_on_validation_of_its_trials() -> None:
     trials = tuned()
     for config in studied():
@@ -85,11 +86,13 @@ def test_no_trial_opened_the_test_split() -> None:
         assert "test" not in (run.result or {})
 
 
+@pytest.mark.slow
 def test_the_study_s_runs_are_those_of_its_suite() -> None:
     names = {folder_of(cell.config).name for cell in find("cifar100_cpu").cells()}
     assert {run.name for run in runs(STUDY / "runs.tar.xz")} == names
 
 
+@pytest.mark.slow
 def test_the_audit_of_the_study_holds() -> None:
     report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
     assert report.audit

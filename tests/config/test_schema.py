@@ -416,6 +416,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_algorithm_preset_differs_from_fedavg_as_its_name_says() -> None:
     plain = asdict(compose("fedavg_iid", []).algorithm)
     assert set(ALGORITHMS) == set(options("algorithm"))

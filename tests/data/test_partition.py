@@ -228,6 +228,7 @@ def test_ten_thousand_clients(name: str) -> None:
     assert torch.equal(made.order.sort().values, torch.arange(50_000))
 
 
+@pytest.mark.slow
 @given(
     counts=counts_of_classes,
     clients=st.integers(1, 9),

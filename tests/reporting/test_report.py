@@ -64,6 +64,7 @@ def test_what_the_clock_said_changes_the_clock_alone(
     assert first == second
 
 
+@pytest.mark.slow
 def test_an_older_report_is_replaced_whole(
     runs: Path, tmp_path: Path, unsaved_figures: None
 ) -> None:

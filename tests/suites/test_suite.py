@@ -359,6 +359,7 @@ def test_the_six_models_are_among_the_runs(name: str) -> None:
         assert {(spread, None), (spread, (0.1, "least_sensitive"))} <= found
 
 
+@pytest.mark.slow
 def test_the_study_has_one_dataset_one_backbone_and_one_budget() -> None:
     configs = [cell.config for cell in find("paper").cells()]
     assert {config.seed for config in configs} == {0, 1, 2}
