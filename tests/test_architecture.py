@@ -16,7 +16,6 @@ def test_layers() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
 def test_reading_records_and_configs_loads_no_torch() -> None:
     code = (
         "import sys, fedlens.cli, fedlens.reporting.terminal.runs, fedlens.config.compose;"

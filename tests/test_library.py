@@ -94,6 +94,7 @@ def script() -> str:
     return block[1]
 
 
+@pytest.mark.slow
 @every_model
 def test_the_script_works_as_printed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

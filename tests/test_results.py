@@ -143,6 +143,7 @@ def numbers(grid: Grid) -> Iterator[float]:
     yield from (delta.corrected for delta in grid.contrasts if delta.corrected is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [FINDINGS, ANSWERS], ids=["README", "study"])
 def test_every_number_of_the_answers_is_in_the_report(words: str) -> None:
     report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
@@ -153,6 +154,7 @@ def test_every_number_of_the_answers_is_in_the_report(words: str) -> None:
     assert said <= known
 
 
+@pytest.mark.slow
 def test_the_table_of_ideas_is_what_trials_ended_with() -> None:
     page = (ROOT / "results/README.md").read_text()
     told = page.partition("Ideas for Nc=1")[2].partition("###")[0]
@@ -183,6 +185,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_headline_tables_are_what_the_records_say() -> None:
     tables = script("headline")
     assert tables.headline([STUDY / "runs.tar.xz"]) in PAGE
@@ -196,6 +199,7 @@ def test_the_readme_is_short() -> None:
     assert FINDINGS.count("- **") == 3
 
 
+@pytest.mark.slow
 def test_the_cosines_of_the_answers_are_those_of_the_records() -> None:
     known = {
         f"{value:.4f}" for value in script("interference").cosines([STUDY / "runs.tar.xz"]).values()
