@@ -134,8 +134,7 @@ FEDERATIONS = {
     ],
 }  # fmt: skip
 
-# Of the first epoch, and of the second. Every mode is stopped twice, and all modes together at
-# each of the points.
+# Safe points at which a mode is stopped, if it has so many; modes take turns.
 EPOCH_STOPS = [(1, 4), (3, 6), (4, 6), (3, 4)]
 # With three clients, validation and a test curve, a round has five safe points.
 STOPS = [(6, 2), (4, 7), (5, 8), (7, 3)]
