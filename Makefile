@@ -45,7 +45,7 @@ test: $(READY) ## Set up, then run the whole test suite.
 	$(PYTEST)
 
 test-fast: $(READY) ## Run the tests that take a moment each: no whole runs, no other processes (two minutes).
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --hypothesis-profile=few
 
 lint: $(READY) ## Check style, spelling, types (mypy --strict) and the layers of the architecture.
 	$(BIN)/ruff check .

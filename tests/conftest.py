@@ -17,6 +17,7 @@ from fedlens.reporting.figures.style import FORMATS
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("steady", deadline=None, max_examples=50)
+settings.register_profile("few", deadline=None, max_examples=15)  # of `make test-fast`
 settings.load_profile("steady")
 
 TESTS = Path(__file__).resolve().parent

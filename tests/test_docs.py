@@ -176,6 +176,7 @@ def test_a_key_or_a_generator_that_does_not_exist_is_an_error(hooks: dict[str, M
             _read(hooks["generated"], wrong)
 
 
+@pytest.mark.slow
 def test_the_reference_is_made_without_torch() -> None:
     code = "import sys, generated; list(map(list, (row() for row in generated.TABLE.values())));"
     code += "sys.exit('torch' in sys.modules)"
@@ -207,6 +208,7 @@ def test_every_setting_that_is_shown_exists(page: Path) -> None:
                 _check_setting(*setting.groups())
 
 
+@pytest.mark.slow
 def test_every_command_of_a_notebook_can_be_run() -> None:
     count = 0
     for notebook in NOTEBOOKS:

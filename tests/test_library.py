@@ -59,7 +59,9 @@ def convnext() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"cnn": cnn, "vit": vit, "convnext": convnext}
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = pytest.mark.parametrize(
+    "name", ["cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit", "convnext"))]
+)
 
 
 def make(name: str, seed: int = 0) -> nn.Module:
@@ -92,6 +94,7 @@ def script() -> str:
     return block[1]
 
 
+@pytest.mark.slow
 @every_model
 def test_the_script_works_as_printed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def studied() -> list[Config]:
     ]
 
 
+@pytest.mark.slow
 def test_every_learning_rate_of_the_study_is_the_best_on_validation_of_its_trials() -> None:
     trials = tuned()
     for config in studied():
@@ -85,11 +86,13 @@ def test_no_trial_opened_the_test_split() -> None:
         assert "test" not in (run.result or {})
 
 
+@pytest.mark.slow
 def test_the_study_s_runs_are_those_of_its_suite() -> None:
     names = {folder_of(cell.config).name for cell in find("cifar100_cpu").cells()}
     assert {run.name for run in runs(STUDY / "runs.tar.xz")} == names
 
 
+@pytest.mark.slow
 def test_the_audit_of_the_study_holds() -> None:
     report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
     assert report.audit
@@ -140,6 +143,7 @@ def numbers(grid: Grid) -> Iterator[float]:
     yield from (delta.corrected for delta in grid.contrasts if delta.corrected is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [FINDINGS, ANSWERS], ids=["README", "study"])
 def test_every_number_of_the_answers_is_in_the_report(words: str) -> None:
     report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
@@ -150,6 +154,7 @@ def test_every_number_of_the_answers_is_in_the_report(words: str) -> None:
     assert said <= known
 
 
+@pytest.mark.slow
 def test_the_table_of_ideas_is_what_trials_ended_with() -> None:
     page = (ROOT / "results/README.md").read_text()
     told = page.partition("Ideas for Nc=1")[2].partition("###")[0]
@@ -180,6 +185,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_headline_tables_are_what_the_records_say() -> None:
     tables = script("headline")
     assert tables.headline([STUDY / "runs.tar.xz"]) in PAGE
@@ -193,6 +199,7 @@ def test_the_readme_is_short() -> None:
     assert FINDINGS.count("- **") == 3
 
 
+@pytest.mark.slow
 def test_the_cosines_of_the_answers_are_those_of_the_records() -> None:
     known = {
         f"{value:.4f}" for value in script("interference").cosines([STUDY / "runs.tar.xz"]).values()

@@ -51,6 +51,7 @@ def test_a_conflict_needs_two() -> None:
     assert sign_conflict(rows([1.0, 2.0], [-1.0, -2.0])) == 1.0
 
 
+@pytest.mark.slow
 @given(cohorts)
 def test_the_matrix_holds_the_conflict_of_each_pair(
     cohort: list[dict[str, torch.Tensor]],

@@ -55,6 +55,7 @@ def test_every_command_argument_and_option_has_a_help_text() -> None:
             assert parameter.help, f"{words}: {parameter.name}"
 
 
+@pytest.mark.slow
 def test_help_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def test_every_experiment_composes_and_documents_itself(name: str) -> None:
         assert line in entry.documentation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [g for g in groups() if g != "experiment"])
 def test_every_option_of_every_group_composes(group: str) -> None:
     for option in options(group):
@@ -366,6 +367,7 @@ def test_the_cohort_of_secure_aggregation_is_checked_before_anything_loads(
             compose("quickstart_fedavg", words)
 
 
+@pytest.mark.slow
 def test_a_config_is_composed_without_torch() -> None:
     program = (
         "import sys; from fedlens.config.compose import compose; compose('fedavg_iid', []); "
@@ -414,6 +416,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_algorithm_preset_differs_from_fedavg_as_its_name_says() -> None:
     plain = asdict(compose("fedavg_iid", []).algorithm)
     assert set(ALGORITHMS) == set(options("algorithm"))
@@ -543,6 +546,7 @@ def test_a_command_has_only_what_differs_from_its_experiment() -> None:
     assert {"sparse.density=null", "federated.clients=5"} <= set(command(undone))
 
 
+@pytest.mark.slow
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()))
 @example("null")
 @example("1e-3")
@@ -556,6 +560,7 @@ def test_a_word_is_read_as_the_value_it_was_made_of(value: object) -> None:
     assert type(parsed.value()) is type(value)
 
 
+@pytest.mark.slow
 def test_an_experiment_may_be_a_file(tmp_path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(

@@ -97,6 +97,7 @@ def possible(counts: list[int], clients: int, wanted: int) -> bool:
     return classes <= clients * wanted <= sum(min(count, clients) for count in counts)
 
 
+@pytest.mark.slow
 @given(
     counts=counts_of_classes,
     clients=st.integers(1, 9),
@@ -163,6 +164,7 @@ def _check_advice(
             assert abs(int(named[1]) - now) == min(abs(option - now) for option in options)
 
 
+@pytest.mark.slow
 @given(data=st.data(), clients=st.integers(1, 5), wanted=st.integers(1, 3))
 @modest
 def test_no_split_of_the_same_ownership_is_more_level(
@@ -226,6 +228,7 @@ def test_ten_thousand_clients(name: str) -> None:
     assert torch.equal(made.order.sort().values, torch.arange(50_000))
 
 
+@pytest.mark.slow
 @given(
     counts=counts_of_classes,
     clients=st.integers(1, 9),

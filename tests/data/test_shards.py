@@ -87,6 +87,7 @@ federations = st.builds(
 )
 
 
+@pytest.mark.slow
 @modest
 @given(federations, st.integers(1, 9))
 def test_the_nodes_share_no_image_and_hold_all_of_them(made: Whole, nodes: int) -> None:
@@ -105,6 +106,7 @@ def test_the_nodes_share_no_image_and_hold_all_of_them(made: Whole, nodes: int) 
         )
 
 
+@pytest.mark.slow
 @modest
 @given(federations, st.integers(1, 9))
 def test_every_place_in_a_client_s_shard_is_the_same_image_everywhere(
@@ -462,6 +464,7 @@ def test_a_folder_of_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
         shards.read_node(path.parent)
 
 
+@pytest.mark.slow
 def test_the_synthetic_benchmark_is_read_as_written(tmp_path: Path) -> None:
     dataset = synthetic.draw_dataset(train_per_class=3, test_per_class=1, cache=tmp_path / "cache")
     images, test = dataset.load_train(), dataset.load_test()

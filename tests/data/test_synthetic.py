@@ -53,6 +53,7 @@ def test_balanced_bytes(tmp_path: Path) -> None:
         assert len(images.pixels.flatten(1).unique(dim=0)) == len(images)  # no image twice
 
 
+@pytest.mark.slow
 def test_the_same_bits_at_any_number_of_threads(tmp_path: Path) -> None:
     combination, before = ("teal", "dotted", "star"), torch.get_num_threads()
     seen = set()
@@ -76,6 +77,7 @@ def test_the_digest_is_of_the_recipe(tmp_path: Path) -> None:
     assert kept(tmp_path) == []  # nothing was drawn for it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_split_is_drawn_and_read_without_the_other(split: str, tmp_path: Path) -> None:
     data = small(tmp_path)
@@ -89,6 +91,7 @@ def test_a_split_is_drawn_and_read_without_the_other(split: str, tmp_path: Path)
     assert other.read_bytes() == b"unreadable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_a_damaged_cache_is_drawn_again(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

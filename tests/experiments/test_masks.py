@@ -147,6 +147,7 @@ def test_without_a_density_everything_is_as_it_was(
     assert not tmp_path.joinpath("it").exists()
 
 
+@pytest.mark.slow
 def test_biases_norms_and_embeddings_are_maskable_on_request(
     calibrated: Callable[..., Experiment],
 ) -> None:
@@ -206,6 +207,7 @@ def test_interrupted_while_calibrating_nothing_is_written_and_no_weight_is_chang
     assert not list((cache_dir() / "masks").glob("*"))
 
 
+@pytest.mark.slow
 def test_masks_do_not_depend_on_how_one_trains_and_are_calibrated_once(
     calibrated: Callable[..., Experiment], calls: Calls, tmp_path: Path
 ) -> None:
@@ -258,6 +260,7 @@ def test_what_masks_depend_on_makes_them_anew(
     assert not same(experiment, other)
 
 
+@pytest.mark.slow
 def test_calibrated_twice_masks_are_the_same_file(
     calibrated: Callable[..., Experiment], tmp_path: Path
 ) -> None:
@@ -268,6 +271,7 @@ def test_calibrated_twice_masks_are_the_same_file(
     assert first.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut in half", "not masks at all"])
 def test_a_damaged_cache_is_noticed_and_made_again(
     damage: str,
@@ -325,6 +329,7 @@ def test_a_run_with_the_masks_of_another_model_is_refused_in_one_sentence(
         calibrated()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], BY_CLIENTS, [*BY_CLIENTS, "sparse.voting=majority"]])
 def test_every_choice_is_on_record_with_the_masks(
     extra: list[str], calibrated: Callable[..., Experiment], tmp_path: Path
@@ -348,6 +353,7 @@ def test_every_choice_is_on_record_with_the_masks(
     assert content["tensors"].keys() == matrices(experiment).keys()  # with empty masks too
 
 
+@pytest.mark.slow
 def test_scores_added_over_clients_are_those_of_the_pooled_examples() -> None:
     experiment, clients = built(config_of(*BY_CLIENTS, *EXACT))
     names = list(matrices(experiment))
@@ -362,6 +368,7 @@ def test_scores_added_over_clients_are_those_of_the_pooled_examples() -> None:
         torch.testing.assert_close(added[name], expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("voting", ["null", "majority"])
 def test_every_client_scores_its_own_shard_and_nothing_else(
     voting: str, calibrated: Callable[..., Experiment], calls: Calls
@@ -376,6 +383,7 @@ def test_every_client_scores_its_own_shard_and_nothing_else(
     assert seen == sorted(shards * 2)
 
 
+@pytest.mark.slow
 def test_calibrating_by_clients_needs_no_validation_images(
     calibrated: Callable[..., Experiment],
 ) -> None:
@@ -388,6 +396,7 @@ def test_a_rule_that_uses_no_examples_needs_none(calibrated: Callable[..., Exper
     assert count(calibrated(*none, "sparse.rule=highest_magnitude")) > 0
 
 
+@pytest.mark.slow
 def test_only_so_many_clients_calibrate_and_they_are_the_same_in_every_round(
     calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
@@ -401,6 +410,7 @@ def test_only_so_many_clients_calibrate_and_they_are_the_same_in_every_round(
     assert not same(experiment, calibrated(*BY_CLIENTS, "sparse.examples=null", name="all"))
 
 
+@pytest.mark.slow
 def test_clients_score_at_most_so_many_examples_of_their_own(
     calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:
@@ -424,6 +434,7 @@ def test_votes_end_at_one_density_with_different_weights(
     assert len({params.digest(experiment.masks) for experiment in runs}) == 4
 
 
+@pytest.mark.slow
 def test_a_single_client_decides_in_every_vote(
     calibrated: Callable[..., Experiment],
 ) -> None:
@@ -434,6 +445,7 @@ def test_a_single_client_decides_in_every_vote(
     assert same(runs[1], runs[2])
 
 
+@pytest.mark.slow
 def test_what_calibrating_sends_is_counted_as_serialised(
     calibrated: Callable[..., Experiment],
 ) -> None:
@@ -462,6 +474,7 @@ def test_a_rule_that_uses_no_examples_sends_nothing(
     )  # else the cache would decide what is recorded
 
 
+@pytest.mark.slow
 def test_calibration_reads_the_validation_images_alone_and_leaves_the_test_split_sealed(
     calibrated: Callable[..., Experiment], calls: Calls
 ) -> None:

@@ -167,12 +167,14 @@ def test_masks_that_do_not_fit_are_refused(masks: Params, words: str) -> None:
         fedavg(cnn(), data(), six_clients(), masks=masks, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_bits() -> None:
     serial = trained(fedavg(cnn(), data(), six_clients(), **OPTIONS))
     with fedavg(cnn(), data(), six_clients(), engine="parallel", workers=2, **OPTIONS) as fed:
         assert params.digest(trained(fed).parameters) == params.digest(serial.parameters)
 
 
+@pytest.mark.slow
 def test_aggregators_are_names_rows_or_functions() -> None:
     def of(aggregator: Any) -> str:
         fed = fedavg(cnn(), data(), six_clients(), aggregator=aggregator, **OPTIONS)

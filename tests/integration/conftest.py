@@ -2,16 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedlens import cli
+from fedlens import cli, files
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.experiments.run import start
+from fedlens.federated.engines import rows
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.store.run_folder import RunFolder
 
@@ -37,6 +38,14 @@ ON_FEATURES = ["train=head", "augment=none"]
 
 Tiny = Callable[..., Config]
 Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_probes() -> Iterator[None]:
+    """Which engine is faster is measured once, not a dozen times: either gives the same bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "PROBES", 1)
+        yield
 
 
 @pytest.fixture
@@ -65,6 +74,15 @@ def tiny(tmp_path: Path) -> Tiny:
         return compose(experiment, [*TINY, f"run.root={tmp_path / root}", *overrides])
 
     return make
+
+
+def empty_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A cache with nothing in it but the images of the synthetic benchmark, which take seconds to
+    draw."""
+    images = files.cache_dir() / "synthetic"
+    folder.mkdir()
+    (folder / "synthetic").symlink_to(images)
+    patch.setenv("FEDLENS_CACHE", str(folder))
 
 
 def facts(folder: RunFolder) -> dict[str, Any]:

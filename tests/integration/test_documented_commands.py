@@ -70,7 +70,9 @@ def run_all(page: Path, fedlens: Call) -> int:
     return count
 
 
-def test_the_tutorial_runs_from_the_first_command_to_the_last(folder: Path, fedlens: Call) -> None:
+def test_the_tutorial_runs_from_the_first_command_to_the_last(
+    folder: Path, fedlens: Call, unsaved_figures: None
+) -> None:
     pages = [ROOT / "docs" / "tutorial" / "index.md", *tutorial.PAGES]
     assert len(tutorial.PAGES) == 7
     for page in pages:

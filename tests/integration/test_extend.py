@@ -143,7 +143,10 @@ def test_parameters_of_outside_rows_are_recorded(runs: dict[str, RunFolder]) -> 
 
 
 def test_a_report_needs_none_of_the_rows(
-    runs: dict[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, RunFolder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unsaved_figures: None,
 ) -> None:
     for kind, registry in REGISTRIES.items():
         if kind != "question":

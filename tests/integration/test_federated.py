@@ -24,7 +24,14 @@ from fedlens.params import Params
 from fedlens.reporting.terminal.runs import run_page, runs_table
 from fedlens.store.checkpoints import TENSORS
 from fedlens.store.run_folder import RunFolder, runs
-from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts, interrupted_at
+from tests.integration.conftest import (
+    FEDERATED,
+    ON_FEATURES,
+    Tiny,
+    empty_cache,
+    facts,
+    interrupted_at,
+)
 
 RIDGE = ["head=ridge", "train.trainable=head", "augment=none"]
 MODES = {
@@ -270,7 +277,7 @@ def test_auto_logs_its_choice_and_keeps_it(
         """By this, worker processes and shortcuts are both faster, or neither."""
         monkeypatch.setattr(rows, "MIN_SPEEDUP", 0.0 if faster else 1e9)
         monkeypatch.setattr(rows, "MIN_SHORTCUT", 0.0 if faster else 1e9)
-        monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / f"cache {faster}"))
+        empty_cache(monkeypatch, tmp_path / f"cache {faster}")
 
     common = [*FEDERATED, *ON_FEATURES, "engine.vectorise=false"]
     expected = facts(start(tiny(*common, f"engine.shortcuts={faster}", root="whole")))

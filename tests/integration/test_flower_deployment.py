@@ -30,7 +30,7 @@ from fedlens.federated.flower.deployment.child_process import ChildProcess
 from fedlens.federated.flower.deployment.processes import SuperLink, registered_nodes
 from fedlens.store.run_folder import RunFolder
 from tests.federated.flower.links import quick_polls
-from tests.integration.conftest import TINY, facts
+from tests.integration.conftest import TINY, empty_cache, facts
 
 EXPERIMENT = "quickstart_fedavg"
 SMALL = [
@@ -74,7 +74,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         made = Federation(tmp_path_factory.mktemp("flower"), stack)
         folder = made.root / "federation"
-        patch.setenv("FEDLENS_CACHE", str(made.root / "cache"))
+        empty_cache(patch, made.root / "cache")
         patch.setenv("OMP_NUM_THREADS", "1")
         quick_polls(patch)
         write_shards(made.config(engine="flower", runs="flower"), folder, 2)
@@ -126,7 +126,7 @@ def test_a_deployment_gives_the_bits_of_one_process_also_if_its_superlink_is_res
 ) -> None:
     """Statistics, scores and the first round before the restart, the other rounds after it."""
     with monkeypatch.context() as patch:  # a cache of its own: the nodes find nothing in theirs
-        patch.setenv("FEDLENS_CACHE", str(federation.root / "cache-serial"))
+        empty_cache(patch, federation.root / "cache-serial")
         expected = facts(start(federation.config(*STUDY, engine="serial", runs="serial")))
     config = federation.config(*STUDY, engine="flower", runs="flower")
     monkeypatch.setattr(deployment, "LOST_AFTER_S", 3.0)

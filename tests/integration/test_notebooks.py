@@ -37,6 +37,11 @@ SOURCE = ""
 SUITE = "quick --seeds 1 --only ridge {SMALL} backbone.pretrained=false"
 """,
 }
+# Figures of reports as PNG alone: PDFs, whose fonts are cut to size, take most of a report's time.
+ONE_FORMAT = """
+import fedlens.reporting.figures.report as _report
+_report.write.__defaults__ = (("png",),)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def test_it_runs_from_the_first_cell_to_the_last(
     places = [place for place, cell in enumerate(book.cells) if _is_parameters(cell)]
     assert len(places) == 1
     book.cells[places[0]].source = PARAMETERS[name]
-    book.cells.insert(0, new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
+    book.cells.insert(0, new_code_cell(f"%reset -f\n%cd -q {tmp_path}\n{ONE_FORMAT}"))
     client = NotebookClient(book, km=kernel, timeout=300)
     try:
         client.execute()

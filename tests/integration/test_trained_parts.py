@@ -98,7 +98,7 @@ def test_a_linearised_run_is_not_exported(
 
 
 def test_the_report_compares_parts_by_the_bytes_of_an_update(
-    runs: dict[str, RunFolder], tmp_path: Path
+    runs: dict[str, RunFolder], tmp_path: Path, unsaved_figures: None
 ) -> None:
     report.write([runs["full"].path.parent], tmp_path / "report", About())
     tables = (tmp_path / "report" / "tables" / "tables.md").read_text(encoding="utf-8")

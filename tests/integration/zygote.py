@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import scipy.optimize  # noqa: F401  (of ridge heads)
 import torch
 
 import fedlens.experiments.run

@@ -28,6 +28,7 @@ def trained(backbone: nn.Module) -> set[str]:
     return {name for name, value in backbone.named_parameters() if value.requires_grad}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in registry.names if name != "timm"])
 def test_rows_build_what_they_say(name: str) -> None:
     row = backbones.find(name)

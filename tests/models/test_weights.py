@@ -160,6 +160,7 @@ def test_a_file_that_does_not_fit_changes_nothing(pico_state: State, tmp_path: P
         assert torch.equal(value, before[name])
 
 
+@pytest.mark.slow
 def test_another_patch_size_is_refused_rather_than_resampled(
     dino: nn.Module, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def only(root: Path) -> Chapter:
     return chapter
 
 
+@pytest.mark.slow
 def test_shuffled_paths_give_the_same_content(tmp_path: Path) -> None:
     places = whole(tmp_path)
     first = content(read(places), About())
@@ -52,18 +53,21 @@ def test_shuffled_paths_give_the_same_content(tmp_path: Path) -> None:
     assert content(read([tmp_path]), About()) == first
 
 
+@pytest.mark.slow
 def test_content_is_json_without_a_place_of_this_machine(tmp_path: Path) -> None:
     whole(tmp_path)
     text = json.dumps(asdict(of(tmp_path)), allow_nan=False)
     assert str(tmp_path) not in text
 
 
+@pytest.mark.slow
 def test_a_study_reads_the_same_from_another_folder(tmp_path: Path) -> None:
     whole(tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     assert of(tmp_path / "there") == of(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_names_of_files_are_unique_over_all_settings(tmp_path: Path) -> None:
     whole(tmp_path)
     found = of(tmp_path)
@@ -77,6 +81,7 @@ def test_names_of_files_are_unique_over_all_settings(tmp_path: Path) -> None:
     assert len(names) == len(set(names)) > 10
 
 
+@pytest.mark.slow
 def test_curves_carry_the_name_of_their_table(tmp_path: Path) -> None:
     whole(tmp_path)
     for chapter in of(tmp_path).chapters:

@@ -34,7 +34,9 @@ def batch_sizes() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_question_from_outside_is_in_the_whole_report(batch_sizes: str, tmp_path: Path) -> None:
+def test_a_question_from_outside_is_in_the_whole_report(
+    batch_sizes: str, tmp_path: Path, unsaved_figures: None
+) -> None:
     for seed in range(3):
         for size in (8, 16):
             for where in ({}, NONIID):

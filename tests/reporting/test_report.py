@@ -64,6 +64,7 @@ def test_what_the_clock_said_changes_the_clock_alone(
     assert first == second
 
 
+@pytest.mark.slow
 def test_an_older_report_is_replaced_whole(
     runs: Path, tmp_path: Path, unsaved_figures: None
 ) -> None:
@@ -75,7 +76,8 @@ def test_an_older_report_is_replaced_whole(
     assert "Newer" in (out / "index.html").read_text(encoding="utf-8")
 
 
-def test_what_its_author_wrote_is_kept(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_its_author_wrote_is_kept(runs: Path, tmp_path: Path, unsaved_figures: None) -> None:
     out = tmp_path / "out"
     report.write([runs], out, About())
     (out / "discussion.tex").write_text("My words.")
@@ -87,8 +89,13 @@ def test_what_its_author_wrote_is_kept(runs: Path, tmp_path: Path) -> None:
     assert (out / "introduction.tex").read_text().startswith("% ")
 
 
+@pytest.mark.slow
 def test_without_latexmk_a_warning_comes_first_and_the_rest_is_written(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    unsaved_figures: None,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     caplog.set_level("INFO", logger="fedlens")

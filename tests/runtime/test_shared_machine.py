@@ -38,6 +38,7 @@ def at_torch(then: str, **own: str) -> dict[str, str]:
     return settings
 
 
+@pytest.mark.slow
 def test_the_program_sets_it_before_torch_is_loaded() -> None:
     assert at_torch(AS_PROGRAM) in (
         {"OMP_WAIT_POLICY": "PASSIVE"},

@@ -99,6 +99,7 @@ def transformers(draw: Any) -> nn.Module:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_fallback")
 @FEW
 @given(transformers(), st.integers(1, 5), st.integers(1, 6))

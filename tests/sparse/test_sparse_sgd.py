@@ -100,6 +100,7 @@ def test_with_all_ones_or_no_masks_it_is_sgd_bit_for_bit(
             assert found is None or same_bits(found, expected)
 
 
+@pytest.mark.slow
 def test_hundreds_of_steps_of_a_real_network_are_those_of_sgd_bit_for_bit() -> None:
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(7, 33), nn.GELU(), nn.LayerNorm(33), nn.Linear(33, 3))

@@ -256,6 +256,7 @@ def test_damaged_metrics_are_refused_in_a_sentence(
     assert "/b" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_reading_runs_loads_no_torch(root: Path) -> None:
     code = f"""
 import sys

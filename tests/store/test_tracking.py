@@ -28,6 +28,7 @@ def test_tensorboard_holds_the_scalars(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("validation/top1")] == [(1, 0.25), (2, 0.5)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the client's own dependencies
 def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")

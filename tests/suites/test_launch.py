@@ -161,6 +161,7 @@ def workers() -> Iterator[Workers]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_one_failed_run_and_the_others_finish(
     workers: Workers, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_worker_that_dies_is_one_failed_run_and_the_others_finish(
     assert [o.failure for o in workers.run(again, make_eta(again), StopRequest())] == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stop_request_lets_workers_save_and_starts_nothing_more(
     number: int, workers: Workers, tmp_path: Path

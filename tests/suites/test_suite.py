@@ -49,6 +49,7 @@ def places(cells: list[Cell]) -> list[tuple[str, str, str, int]]:
     return [(cell.section, cell.row, cell.column, cell.config.seed) for cell in cells]
 
 
+@pytest.mark.slow
 def test_every_suite_of_ours_is_documented_and_every_cell_of_a_table_is_another_run() -> None:
     assert tuple(suite.name for suite in suites()) == options("suite")
     for suite in suites():
@@ -358,6 +359,7 @@ def test_the_six_models_are_among_the_runs(name: str) -> None:
         assert {(spread, None), (spread, (0.1, "least_sensitive"))} <= found
 
 
+@pytest.mark.slow
 def test_the_study_has_one_dataset_one_backbone_and_one_budget() -> None:
     configs = [cell.config for cell in find("paper").cells()]
     assert {config.seed for config in configs} == {0, 1, 2}

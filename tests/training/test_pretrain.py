@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,19 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def test_the_same_weights_twice() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_once() -> Iterator[None]:
+    """That the same images are drawn twice is for tests/data/test_synthetic.py to say."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "pretraining", cache(synthetic.pretraining))
+        yield
+
+
+@pytest.mark.slow
+def test_the_same_weights_twice_and_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
     states = [pretrain(lambda: backbones.create(ROW), PIPELINE, recipe=MOMENT) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
     assert params.digest(states[0]) == params.digest(states[1])
     other = pretrain(lambda: backbones.create(ROW), PIPELINE, recipe=replace(MOMENT, seed=1))
     assert params.digest(other) != params.digest(states[0])
@@ -64,12 +76,6 @@ def test_a_short_pretraining_is_better_than_guessing(monkeypatch: pytest.MonkeyP
     assert sum(last) / len(last) < math.log(len(synthetic.combinations()[1])) - 0.05
 
 
-def test_the_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    pretrain(lambda: backbones.create(ROW), PIPELINE, recipe=MOMENT)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_class_is_the_sum_of_its_words() -> None:
     model = SumOfParts(backbones.create(ROW))
     inputs = torch.randn(2, 3, 32, 32)
@@ -81,6 +87,7 @@ def test_a_class_is_the_sum_of_its_words() -> None:
         torch.testing.assert_close(logits[:, label], sum(parts))
 
 
+@pytest.mark.slow
 def test_weights_are_made_once_at_any_number_of_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,7 +134,7 @@ def test_a_new_version_is_not_the_shipped_one(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_features_say_more_than_pixels(tmp_path: Path) -> None:
     """Ridge in closed form; pixels may take the best λ on the test images, features may not."""
-    data = synthetic.draw_dataset(train_per_class=30, test_per_class=20, cache=tmp_path)
+    data = synthetic.draw_dataset(train_per_class=10, test_per_class=10, cache=tmp_path)
     train, test = data.load_train(), data.load_test()
     targets = F.one_hot(train.labels).double() - 1 / 100
 

@@ -102,6 +102,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, dict[str, A
     return wanted, record, formula
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_better_learning_rates_and_leaves_them_in_files(whole: Any) -> None:
     wanted, record, _ = whole
     assert len(record["trials"]) == WHOLE
@@ -170,11 +171,13 @@ def test_a_trial_below_the_median_is_stopped_and_its_checkpoints_are_dropped(who
     assert not list(wanted.folder.glob("runs/*/checkpoints"))
 
 
+@pytest.mark.slow
 def test_without_a_pruner_every_trial_comes_to_its_end(tmp_path: Path) -> None:
     record = run_search(make_search(tmp_path, pruner="none"), trials=7, start=Formula())
     assert [len(trial["curve"]) for trial in record["trials"]] == [UNITS] * 7
 
 
+@pytest.mark.slow
 def test_a_search_killed_again_and_again_ends_as_if_it_never_had_been(
     whole: Any, tmp_path: Path
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_search_killed_again_and_again_ends_as_if_it_never_had_been(
     assert not list(wanted.folder.glob("runs/*/checkpoints"))
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_parameters_are_known_changes_nothing(
     whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_kill_before_the_parameters_are_known_changes_nothing(
     assert outcome(record) == outcome(whole[1])[:3]
 
 
+@pytest.mark.slow
 def test_a_killed_trial_keeps_its_parameters_and_its_run(tmp_path: Path) -> None:
     wanted, dying, after = make_search(tmp_path), Formula(die_at=6), Formula()
     with pytest.raises(Killed):
@@ -227,6 +232,7 @@ def test_another_seed_is_another_search_with_other_suggestions(whole: Any, tmp_p
     assert trial["params"] != whole[1]["trials"][0]["params"]
 
 
+@pytest.mark.slow
 def test_a_finished_search_has_nothing_to_do_and_more_trials_extend_it(tmp_path: Path) -> None:
     wanted, again = make_search(tmp_path), Formula()
     run_search(wanted, trials=3, start=Formula())
@@ -238,6 +244,7 @@ def test_a_finished_search_has_nothing_to_do_and_more_trials_extend_it(tmp_path:
     assert len(again.seen) == 2
 
 
+@pytest.mark.slow
 def test_a_failed_trial_is_recorded_and_does_not_count(tmp_path: Path) -> None:
     wild = Formula(refuses=lambda config: config.train.lr > 0.05)
     record = run_search(make_search(tmp_path), trials=4, start=wild)
@@ -250,6 +257,7 @@ def test_a_failed_trial_is_recorded_and_does_not_count(tmp_path: Path) -> None:
     assert len(set(rates)) == len(rates)  # a failure is not suggested again
 
 
+@pytest.mark.slow
 def test_any_error_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more")
     wild = Formula(refuses=lambda config: config.train.lr > 0.05, error=error)
@@ -259,6 +267,7 @@ def test_any_error_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> N
     assert sum(trial["state"] == "complete" for trial in record["trials"]) == 3
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_ends(tmp_path: Path) -> None:
     wanted = make_search(tmp_path)
     record = run_search(wanted, trials=2, start=Formula(refuses=lambda config: True))
@@ -269,6 +278,7 @@ def test_a_search_whose_trials_all_fail_ends(tmp_path: Path) -> None:
     assert [trial["state"] for trial in repaired["trials"]] == ["failed"] * 2 + ["complete"]
 
 
+@pytest.mark.slow
 def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> None:
     wanted = make_search(
         tmp_path, "train.optimizer.nesterov=true,false", "train.optimizer.momentum=0.0,0.9", seed=1
@@ -283,6 +293,7 @@ def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> No
         assert (trial["state"] == "failed") == impossible
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
     def stopped(config: Config, *, watch: object) -> RunFolder:
         raise Interrupted("SIGTERM")
@@ -292,6 +303,7 @@ def test_an_interrupted_search_says_how_to_go_on(tmp_path: Path) -> None:
     assert len(run_search(make_search(tmp_path), trials=2, start=Formula())["trials"]) == 2
 
 
+@pytest.mark.slow
 def test_when_the_time_is_over_the_trial_under_way_is_left_for_later(
     whole: Any, tmp_path: Path
 ) -> None:

@@ -7,8 +7,6 @@ Ryser, 1957), random swaps mix them, and maximum flow along shared classes makes
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import maximum_flow
 
 from fedlens.errors import FedlensError
 
@@ -162,6 +160,9 @@ def _flow(owned: Integers, amounts: Integers, bound: int) -> Integers:
 
     Client → class carries what it can give (all but one sample), class → owner carries anything.
     """
+    from scipy.sparse import coo_array  # here, as they would slow every run's start down
+    from scipy.sparse.csgraph import maximum_flow
+
     (clients, slots), classes = owned.shape, int(owned.max()) + 1
     above = amounts.sum(1) - bound
     if not (above > 0).any() or not (above < 0).any():

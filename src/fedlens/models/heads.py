@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from scipy.optimize import minimize_scalar
 from torch import nn
 
 from fedlens import rng
@@ -403,6 +402,8 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
     Searched over log s between bounds: for logits that separate all samples s would be infinite.
     """
+    from scipy.optimize import minimize_scalar  # here, as it would slow every run's start down
+
     shifted = logits.detach().cpu().double()
     shifted = shifted - shifted.max(1, keepdim=True).values
     truth = shifted.gather(1, labels.cpu()[:, None])[:, 0]

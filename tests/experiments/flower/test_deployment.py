@@ -72,6 +72,7 @@ def test_a_node_without_its_data_starts_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_for_its_superlink_can_be_stopped(tmp_path: Path) -> None:
     write_shards(secure_config(tmp_path), tmp_path, 1)
     stop = StopRequest()

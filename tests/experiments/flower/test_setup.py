@@ -135,6 +135,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PLACES), JSON)
 @settings(max_examples=60, deadline=None)
 def test_any_value_in_any_place_is_read_or_refused(place: tuple[str, ...], value: Any) -> None:

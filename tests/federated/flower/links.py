@@ -48,8 +48,9 @@ def free_port() -> int:
 
 
 def quick_polls(patch: pytest.MonkeyPatch) -> None:
-    """Lets the Flower processes that are started from now on look for work more often."""
-    patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
+    """Lets the Flower processes that are started from now on look for work more often, but not so
+    often that answering them keeps a core busy."""
+    patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.4")
     _put_on_path(patch, Path(__file__).with_name("quick_polls"))
 
 

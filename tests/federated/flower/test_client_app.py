@@ -148,6 +148,7 @@ RECORDS = st.one_of(
 NAMES = st.sampled_from([CONFIG, ARRAYS, SETUP, "correction", "metrics", RECORD_KEY_CONFIGS, "x"])
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(NAMES, RECORDS, max_size=4),
     st.dictionaries(KEYS, VALUES_SENT, max_size=3),

@@ -250,6 +250,7 @@ def test_epsilon_of_a_sampled_cohort_by_hand() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "cohort", "rounds"), [(3.0, 5, 60), (8.0, 30, 25)])
 def test_epsilon_equals_that_of_dp_accounting(z: float, cohort: int, rounds: int) -> None:
     accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
@@ -268,15 +269,19 @@ def test_the_smaller_of_the_bounds_with_and_without_sampling_is_used() -> None:
     assert total(spent) == total(spent, "epsilon_secret_cohorts")
 
 
+@pytest.mark.slow
 def test_epsilon_grows_with_rounds_and_cohorts_and_falls_with_noise() -> None:
     def central(z: float = 2.0, rounds: int = 20, cohort: int = 5) -> float:
         chosen = PrivacySettings("central", noise_multiplier=z, delta=1e-3)
-        spent = privacy_spent(chosen, rounds=rounds, cohort=cohort, clients=100)
-        return total(spent, "epsilon_secret_cohorts")
+        return total(
+            privacy_spent(chosen, rounds=rounds, cohort=cohort, clients=100),
+            "epsilon_secret_cohorts",
+        )
 
-    assert central(rounds=10) < central() < central(rounds=40)
-    assert central(cohort=2) < central() < central(cohort=10)
-    assert central(z=4.0) < central() < central(z=1.5)
+    spent = central()
+    assert central(rounds=10) < spent < central(rounds=40)
+    assert central(cohort=2) < spent < central(cohort=10)
+    assert central(z=4.0) < spent < central(z=1.5)
 
 
 def test_nothing_is_spent_without_privacy_or_rounds() -> None:

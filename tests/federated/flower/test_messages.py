@@ -248,6 +248,7 @@ Hostile = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(Hostile, min_size=1, max_size=4))
 @settings(max_examples=200)
 def test_whatever_clients_report_the_sum_of_what_is_accepted_can_be_recorded(
@@ -274,6 +275,7 @@ Json = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.one_of(
         Json.map(json.dumps),
@@ -292,6 +294,7 @@ def test_any_introduction_is_read_or_rejected(text: str) -> None:
     assert len(set(clients)) == len(clients)
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from(["stage", "round", "client", "steps", "lr", "other"]),

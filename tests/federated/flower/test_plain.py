@@ -30,6 +30,7 @@ def depth(value: Any) -> int:
     return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
 
 
+@pytest.mark.slow
 @given(PLAIN)
 @settings(max_examples=100)
 def test_plain_data_round_trip(value: Any) -> None:

@@ -155,6 +155,7 @@ def assert_mean(
     assert np.abs(flat(result.change) - expected).max() <= bound
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=3, max_size=7), st.integers(0, 99))
 def test_the_result_is_the_mean_weighted_by_examples_within_its_bound(

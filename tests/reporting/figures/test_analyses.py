@@ -238,6 +238,7 @@ def test_interference_in_numbers() -> None:
     assert not any("cosine" in line for line in lines(interfering(clients=13)))
 
 
+@pytest.mark.slow
 def test_drawing_loads_neither_torch_nor_pyplot() -> None:
     code = (
         "import sys, fedlens.reporting.figures.analyses, fedlens.cli.arithmetic;"

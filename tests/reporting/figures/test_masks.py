@@ -151,6 +151,7 @@ def test_one_mask_is_drawn_with_its_numbers(tmp_path: Path) -> None:
     assert "all: 10.0%" in text
 
 
+@pytest.mark.slow
 def test_several_masks_share_a_scale_and_are_compared(tmp_path: Path) -> None:
     labels = ["lowest magnitude 10%", "a_run_of_a_very_long_name_" * 4 + "s1", r"no $\maths$ here"]
     masks = [record(label, scale=1 + (i == 0)) for i, label in enumerate(labels)]
@@ -195,6 +196,7 @@ def test_numbers_in_cells_keep_digits_that_count() -> None:
     assert {density: _percent(density, 2) for density in said} == said
 
 
+@pytest.mark.slow
 def test_drawing_and_tables_load_neither_torch_nor_pyplot() -> None:
     code = (
         "import sys, fedlens.reporting.figures.masks, fedlens.reporting.terminal.masks;"

@@ -66,6 +66,7 @@ def test_every_size_of_partition_has_a_labelled_picture(
     assert ("<!-- clients -->" in words) == lists
 
 
+@pytest.mark.slow
 def test_a_partition_in_which_all_are_alike_is_drawn(tmp_path: Path) -> None:
     """No range has a width: one class, entropy and distance zero."""
     alike = record(2, histogram=True)
@@ -86,6 +87,7 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_drawing_loads_neither_torch_nor_pyplot() -> None:
     code = (
         "import sys, fedlens.reporting.figures.partition;"

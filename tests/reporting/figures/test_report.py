@@ -194,6 +194,7 @@ def test_every_table_and_every_set_of_curves_has_its_pictures() -> None:
     assert kinds["finding"] == ["compose-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [d.name for d in WHOLE])
 def test_every_picture_fits_a_column_or_the_text_and_shows_all_its_words(name: str) -> None:
     figure = drawn(name)
@@ -220,6 +221,7 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_files_say_neither_when_nor_by_which_version_they_were_made(tmp_path: Path) -> None:
     png, svg, pdf = write([BY_NAME["heads"]], tmp_path)
     assert b"Software" not in png.read_bytes()
@@ -249,6 +251,7 @@ def test_drawing_leaves_no_setting_behind(tmp_path: Path) -> None:
     assert dict(rcParams) == before
 
 
+@pytest.mark.slow
 def test_one_seed_is_told_and_hollow() -> None:
     single = {d.name: d for d in figures(content(chapter(seeds=1)))}
     for name in ("heads", "mask_rules", "local_steps", "sparsity", "heads-rounds"):
@@ -265,6 +268,7 @@ def test_one_seed_is_told_and_hollow() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_thing_has_the_same_look_in_every_picture() -> None:
     for name in ("local_steps", "local_steps-rounds", "sparsity", "heads-rounds"):
         (box,) = drawn(name).findobj(Legend, include_self=False)
@@ -318,6 +322,7 @@ def test_density_is_on_a_logarithmic_axis_with_dense_as_a_level() -> None:
     assert set(legend(drawn("sparsity"))) == {"IID", "Nc=10", "dense training"}
 
 
+@pytest.mark.slow
 def test_cells_without_a_run_are_left_out() -> None:
     same = palette(content(chapter()))
     for name in TABLES:
@@ -385,6 +390,7 @@ def test_a_mask_map_has_a_number_in_every_cell() -> None:
     assert {"20", "50", "0", "–", "embedding", "patch", "density"} <= set(said)
 
 
+@pytest.mark.slow
 def test_drawing_loads_neither_torch_nor_pyplot() -> None:
     code = (
         "import sys, fedlens.reporting.figures.report, fedlens.reporting.study.tables;"

@@ -18,6 +18,7 @@ from fedlens.suites.estimates.counts import count
 from fedlens.suites.estimates.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
 from fedlens.suites.estimates.memory import peak_memory
 from fedlens.suites.suite import find
+from tests.integration.conftest import empty_cache
 
 PICO = ["data=synthetic", "backbone=vit_pico", "backbone.pretrained=false"]
 
@@ -28,7 +29,7 @@ def pico(*words: str) -> Config:
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+    empty_cache(monkeypatch, tmp_path / "cache")
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def wanted(*configs: Config) -> list[Wanted]:
     return [Wanted(config, "train", 10.0 - place) for place, config in enumerate(configs)]
 
 
+@pytest.mark.slow
 def test_a_linear_layer_has_two_flops_for_every_weight_forward_and_four_backward() -> None:
     """ViT pico's forward pass is some 17 MFLOP; training adds twice that, but for the input."""
     evaluated, trained = count(pico(), "evaluate"), count(pico(), "train")
@@ -61,6 +63,7 @@ def test_a_linear_layer_has_two_flops_for_every_weight_forward_and_four_backward
     assert evaluated.features == 96
 
 
+@pytest.mark.slow
 def test_what_is_alive_grows_with_the_batch_and_shrinks_with_frozen_blocks() -> None:
     small, large = (count(pico(f"train.batch_size={n}"), "train").peak for n in (16, 64))
     assert 2 < large / small < 4  # gradients do not grow
@@ -175,6 +178,7 @@ print(predicted, 1024 * int(status.split("VmHWM:")[1].split()[0]))
     assert predicted == pytest.approx(measured, rel=0.25)
 
 
+@pytest.mark.slow
 def test_cells_of_a_suite_are_composed_as_by_hydra() -> None:
     cells = find("full").cells([], seeds=1)
     for cell in cells[:: len(cells) // 5]:

@@ -9,10 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from fedlens.reporting.study import captions, key_results, tables
@@ -45,16 +46,7 @@ FACT_LABELS = {"lr": "learning rate", "l2": "ridge λ"}  # the other keys can be
 
 def page(content: Content) -> str:
     """The page as HTML; the same content gives the same bytes."""
-    environment = Environment(
-        loader=PackageLoader("fedlens.reporting.page", ""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters |= FILTERS
-    environment.tests |= {"tested": captions.tested}
-    return environment.get_template("template.html").render(
+    return _template().render(
         content=content,
         tabs=TABS,
         partition_labels=PARTITION_LABELS,
@@ -70,6 +62,21 @@ def page(content: Content) -> str:
         style=Markup(_asset("style.css")),
         script=Markup("\n".join(_asset(f"{name}.js") for name in SCRIPTS)),
     )
+
+
+@cache
+def _template() -> Template:
+    """Compiled once: that takes longer than to write a page."""
+    environment = Environment(
+        loader=PackageLoader("fedlens.reporting.page", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= FILTERS
+    environment.tests |= {"tested": captions.tested}
+    return environment.get_template("template.html")
 
 
 def summary(content: Content) -> str:

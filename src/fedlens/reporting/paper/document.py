@@ -4,11 +4,12 @@ In the template << >> is a value, <% %> a statement; all values are LaTeX alread
 """
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from fedlens.reporting.figures import report
 from fedlens.reporting.paper import audit, own_texts, prose
@@ -58,21 +59,8 @@ def write(content: Content, folder: Path, figures: Path) -> None:
 
 
 def render(content: Content, placed: dict[str, list[Placed]]) -> str:
-    environment = Environment(
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        comment_start_string="<#",
-        comment_end_string="#>",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-        autoescape=False,  # it would escape for HTML
-    )
     every = results(content, placed)
-    return environment.from_string(_data(TEMPLATE)).render(
+    return _template().render(
         title=prose.tex(content.about.title),
         date=prose.tex(content.about.date),
         authors=_authors(content.about),
@@ -96,6 +84,24 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         family=prose.tex(captions.family(content)),
         asked=_asked(content.asked),
     )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=False,  # it would escape for HTML
+    )
+    return environment.from_string(_data(TEMPLATE))
 
 
 def _data(name: str) -> str:

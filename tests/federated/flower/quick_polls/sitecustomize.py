@@ -9,4 +9,4 @@ from pathlib import Path
 
 if any(Path(word).name == "flower-supernode" for word in sys.orig_argv[:3]):
     _sleep = time.sleep
-    time.sleep = lambda seconds: _sleep(min(seconds, 0.3))
+    time.sleep = lambda seconds: _sleep(min(seconds, 0.5))
