@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, Commands, out
+from fedlens.cli.shared import PLAIN, Commands, Plugins, out
 from fedlens.errors import FedlensError, shown
 from fedlens.runtime.units import counted
 
@@ -40,6 +40,7 @@ def report(
     pdf: Annotated[
         bool, typer.Option("--pdf", help="Also compile the paper (needs latexmk).")
     ] = False,
+    _plugins: Plugins = None,
 ) -> None:
     """Write a report on finished runs: HTML page, LaTeX paper, tables, figures and audit.
 
