@@ -63,9 +63,10 @@ def report(
         )
     authors = details.read(about) if about else About()
     result = write(runs, folder, authors, asked=asked, pdf=pdf)
+    width = max((len(check.outcome) for check in result.audit), default=0)
     for check in result.audit:
         colour = {"PASS": "green", "FAIL": "red"}.get(check.outcome, "yellow")
-        outcome = f"[{colour}]{check.outcome:9}[/{colour}]"
+        outcome = f"[{colour}]{check.outcome:{width}}[/{colour}]"
         out.print(f"{outcome} {check.title} ({check.scope})", highlight=False)
         for violation in check.violations:
             out.print(f"      {violation}", style="red", **PLAIN)
