@@ -168,7 +168,9 @@ def _of_curves(
 ) -> Iterator[Drawing]:
     several = sum(cell is not None for row in grid.cells for cell in row) > 1
     about = f"{curve_set.title}. {grid.note}" if several else f"{curve_set.title}."
-    over = OVER | ({"rounds": "Validation accuracy over epochs"} if _central(curve_set) else {})
+    over = OVER | (
+        {"rounds": "Validation accuracy over epochs"} if curve_set.unit == "epoch" else {}
+    )
     for along in ALONG:
         curves = drawable(curve_set, along)
         shown = comparable(arranged(curves, grid, panel_side(question, along)), along)
@@ -188,11 +190,6 @@ def _of_curves(
                 caption=f"Drift and agreement of clients, round by round. {about}",
                 draw=partial(observation_figure, piece, _lines(lines), colours),
             )  # fmt: skip
-
-
-def _central(curve_set: CurveSet) -> bool:
-    """Whether all of its runs count epochs; only then `rounds` are epochs."""
-    return curve_set.unit == "epoch"
 
 
 def _styled(draw: Callable[[], Figure]) -> Figure:

@@ -129,7 +129,7 @@ def reached(grid: Grid) -> str:
     rows = filled(grid)
     shared = max(grid.columns, key=lambda c: sum(c in dict(cells) for _, cells in rows))
     here = [(row, dict(cells)[shared]) for row, cells in rows if shared in dict(cells)]
-    where = f"With {tex(shared)}, test" if len(grid.columns) > 1 else "Test"
+    where = f"In column {emphasised(shared)}, test" if len(grid.columns) > 1 else "Test"
     texts = [f"{accuracies([('', cell)])} for {emphasised(row)}" for row, cell in here]
     elsewhere = [emphasised(row) for row, cells in rows if shared not in dict(cells)]
     text = f"{where} accuracy is {listed(texts)}."
