@@ -211,7 +211,8 @@ def _limits(content: Content) -> str:
     few = sum(len(cell.seeds) < MIN_SEEDS for cell in cells)
     sentences = []
     if few:
-        some = f"All {prose.number(few)} numbers in the tables come"
+        every = "Both" if few == 2 else f"All {prose.number(few)}"
+        some = f"{every} numbers in the tables come"
         if few == 1:
             some = f"One of {prose.counted(len(cells), 'number')} in the tables comes"
         elif few < len(cells):
