@@ -269,7 +269,7 @@ def fisher_average(
         float, Range("[0, inf)"), "added to every Fisher value, in units of the tensor's mean"
     ] = 1e-6,
 ) -> Vector:
-    """Σ p_k F_k τ_k / Σ p_k F_k, entry by entry: large F_k count more.
+    """Σ p_k F_k τ_k / Σ p_k F_k, entry by entry: a model counts more where its F_k is large.
 
     The paper averages parameters θ_k = θ + τ_k. The common θ has the same factor above and below
     the line, so it cancels, and the formula holds for task vectors as it stands. Computed as
