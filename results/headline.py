@@ -21,7 +21,7 @@ from fedlens.reporting.study.runs import Method
 COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")
 STEPS, DENSITY, CALIBRATION = 4, 0.1, 4  # of the headline; sweeps of them are in the report
 
-# The README's rows: what differs from full fine-tuning by FedAvg under a frozen ridge head.
+# The README's rows: what differs from full fine-tuning by FedAvg with a frozen ridge head.
 SHORT_COLUMNS = ("IID", "Nc=5", "Nc=1")
 USUAL = {
     "train.trainable.name": "full",
@@ -32,12 +32,12 @@ USUAL = {
     "algorithm.server.lr": 1.0,
 }
 SHORT: dict[str, dict[str, Any]] = {
-    "Ridge head, backbone frozen": {"train.trainable.name": "head"},
-    "Linear head trained by FedAvg, backbone frozen": {
+    "Ridge head, no fine-tuning": {"train.trainable.name": "head"},
+    "Linear head trained, backbone frozen": {
         "train.trainable.name": "head",
         "head.name": "linear",
     },
-    "Full fine-tuning, head trained jointly": {"head.name": "linear"},
+    "Full fine-tuning, linear head trained jointly": {"head.name": "linear"},
     "Full fine-tuning, ridge head frozen": {},
     "Random 10 % of the weights trained, ridge head frozen": {
         "sparse.density": DENSITY,

@@ -529,7 +529,9 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(options("experiment"))))
 def test_a_command_gives_its_config_again(place: int, name: str) -> None:
-    config = compose(name, OVERRIDES[place % len(OVERRIDES)])
+    federated = compose(name, []).federated.clients is not None
+    overrides = OVERRIDES[place % len(OVERRIDES)]
+    config = compose(name, [one for one in overrides if federated or "algorithm" not in one])
     words = command(config)
     assert words[:3] == ["fedlens", "run", name]
     assert identity(compose(name, words[3:])) == identity(config)
@@ -693,6 +695,24 @@ def test_a_cycle_visits_every_client_once(clients: int, participation: float, ro
     federated = FederatedConfig(clients, participation)
     assert cycle(federated) == rounds
     assert cohort_size(federated) * rounds >= clients > cohort_size(federated) * (rounds - 1)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "partition=classes",
+        "algorithm=cyclic",
+        "algorithm=median",
+        "algorithm=fedadam",
+        "algorithm.server.lr=2",
+        "algorithm=fedprox",
+        "algorithm=scaffold",
+    ],
+)
+def test_what_only_clients_read_is_refused_in_central_training(override: str) -> None:
+    with pytest.raises(FedlensError, match="has no effect in central training: leave it out"):
+        compose("quickstart", [override])
+    compose("quickstart_fedavg", [override])
 
 
 def test_defaults_of_new_rows_name_no_run() -> None:

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 ROWS = {
     "aggregator": "geometric_median",
-    "server_optimizer": "lion",
+    "server_optimizer": "sign_of_momentum",
     "client_optimizer": "fixed_momentum",
     "correction": "weight_pull",
     "model_average": "first_and_last",
@@ -52,8 +52,8 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
     "merge method": (["algorithm.aggregator=sign_mean"], {"algorithm": "sign mean"}),
     "server optimizer": (
-        ["algorithm.server=lion", "algorithm.server.lr=0.001"],
-        {"algorithm": "FedLion"},
+        ["algorithm.server=sign_of_momentum", "algorithm.server.lr=0.001"],
+        {"algorithm": "sign of momentum"},
     ),
     "client optimizer": (
         ["train.optimizer=fixed_momentum"],
@@ -156,7 +156,7 @@ def test_a_report_needs_none_of_the_rows(
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     tables = (tmp_path / "report" / "tables" / "tables.md").read_text(encoding="utf-8")
     assert "Does the batch size matter?" in page
-    for label in ("geometric median", "FedLion", "sign mean", "sorted into 4 blocks"):
+    for label in ("geometric median", "sign of momentum", "sign mean", "sorted into 4 blocks"):
         assert label in tables
     content = json.loads((tmp_path / "report" / "content.json").read_text(encoding="utf-8"))
     assert "stripes" in json.dumps(content)

@@ -141,6 +141,4 @@ def test_a_wrong_figure_is_refused_before_anything_is_read(show) -> None:
 def test_help_has_an_example(show) -> None:
     code, out, _ = show("--help")
     assert code == 0
-    assert "fedlens masks show least-sensitive random-0.1 --figure masks.png" in " ".join(
-        out.split()
-    )
+    assert "fedlens masks show RUN1 RUN2 --figure masks.png" in " ".join(out.split())

@@ -110,7 +110,7 @@ def _headline() -> Grid:
         [cell(49.33, three), cell(50.0, three, megabytes=30.2)],
     ]
     rows = ["central", "FedAvg, IID", "FedAvg, Nc=1"]
-    title = "The six models of the study"
+    title = "Central and federated training, dense and sparse"
     return _grid("six_models", "six_models", title, rows, ["dense", "sparse"], cells=cells)
 
 
@@ -150,7 +150,14 @@ def _curves() -> list[CurveSet]:
     central = Curve("central, dense", ["a"], [1, 2], [50, 100], [], [60.0, 78.0], [None, None])
     return [
         CurveSet("mask_rules", "mask_rules", "Mask rules", "round", curves, seen),
-        CurveSet("six_models", "six_models", "The six models of the study", "epoch", [central], []),
+        CurveSet(
+            "six_models",
+            "six_models",
+            "Central and federated training, dense and sparse",
+            "epoch",
+            [central],
+            [],
+        ),
     ]
 
 

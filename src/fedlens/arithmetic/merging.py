@@ -238,13 +238,14 @@ def consensus(
     threshold: Annotated[
         float | None,
         Range("[0, inf)"),
-        "λ_t, how far a vector must stand out from the sum of the others to be active; null: "
-        "min(0.4, 1/(n − 1)) for n vectors, since n equal vectors stand out by 1/(n − 1)",
+        "λ_t: a vector is active where its entry is at least λ_t times the sum of the others; "
+        "null: min(0.4, 1/(n − 1)) for n vectors, because n equal vectors reach exactly 1/(n − 1)",
     ] = None,
 ) -> Vector:
-    """The average, kept where at least `agreement` vectors are active by their TALL masks.
+    """The average, kept where at least `agreement` vectors are active (TALL masks).
 
-    Vector k is active where |τ_k| ≥ λ_t |τ − τ_k|, with τ the weighted sum.
+    Vector k is active where its entry is large compared with the sum of the others:
+    |τ_k| ≥ λ_t |τ − τ_k|, with τ the weighted sum.
     """
     if threshold is None:  # a little less than 1/(n − 1), so that rounding makes no difference
         threshold = min(0.4, (1 - 1e-9) / max(1, len(vectors) - 1))
@@ -268,7 +269,7 @@ def fisher_average(
         float, Range("[0, inf)"), "added to every Fisher value, in units of the tensor's mean"
     ] = 1e-6,
 ) -> Vector:
-    """Σ p_k F_k τ_k / Σ p_k F_k, entry by entry: models count where their Fisher information is.
+    """Σ p_k F_k τ_k / Σ p_k F_k, entry by entry: a model counts more where its F_k is large.
 
     The paper averages parameters θ_k = θ + τ_k. The common θ has the same factor above and below
     the line, so it cancels, and the formula holds for task vectors as it stands. Computed as

@@ -8,7 +8,7 @@ import typer
 from fedlens.analyses.grids import grid
 from fedlens.cli.analysis import Alphas, FigureFile, Round, Scales, compute_or_load, load_run
 from fedlens.cli.numbers import assignment, integers, pairs
-from fedlens.cli.shared import RUNS, Commands, Overrides, Plugins, Root, RunName
+from fedlens.cli.shared import RUNS, Commands, Plugins, Root, RunName, RuntimeOverrides
 from fedlens.errors import FedlensError, suggest
 from fedlens.registry import merge_method
 from fedlens.runtime.stop import StopRequest
@@ -31,11 +31,12 @@ BASES = ("pretrained", "ridge")
 @app.command()
 def alpha(
     run: RunName,
-    overrides: Overrides = None,
+    overrides: RuntimeOverrides = None,
     base: Annotated[
         str,
         typer.Option(
-            help="Where α = 0 is: `pretrained`, `ridge`, or another run with the same model."
+            help="The model at α = 0: `pretrained`, `ridge`, or another run with the same "
+            "architecture."
         ),
     ] = "pretrained",
     alphas: Alphas = "0:2:0.1",
@@ -45,8 +46,8 @@ def alpha(
 ) -> None:
     """Scale the task vector of a run: W_base + α(W_run − W_base) for several α.
 
-    The best α on validation is tested once. The base `pretrained` is the model that the run started
-    from, with its fitted head; `ridge` gives that model a ridge head.
+    The best α on validation is tested once. With `--base pretrained`, α = 0 is the model that the
+    run started from, with its fitted head. With `--base ridge`, it is that model with a ridge head.
 
     Example: `fedlens arithmetic alpha fedavg --base centralized --alphas 0:2:0.1`
     """
@@ -86,9 +87,10 @@ def compose(
     root: Root = RUNS,
     _plugins: Plugins = None,
 ) -> None:
-    """Add or subtract the task vectors τ of several runs: θ + α Σ c τ for several α.
+    """Add or subtract task vectors of several runs: base + α · (sum of coefficient × task vector).
 
-    θ, the head and the data are those of the first run. The best α on validation is tested once.
+    The base, the head and the data are those of the first run. Several α are tried, and the best on
+    validation is tested once.
 
     Example: `fedlens arithmetic compose first=1 second=-0.5`
     """
@@ -118,7 +120,7 @@ def merge(
             metavar="RUN", help="A run that kept client updates (federated.keep_updates=1)."
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: RuntimeOverrides = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A merging method; repeatable. Default: all.")
     ] = None,
@@ -177,7 +179,7 @@ def merge(
 @app.command()
 def clients(
     run: RunName,
-    overrides: Overrides = None,
+    overrides: RuntimeOverrides = None,
     drop: Annotated[str | None, typer.Option(help="Clients to leave out, such as `3,7`.")] = None,
     negate: Annotated[
         str | None, typer.Option(help="Clients whose updates to subtract, such as `5`.")
@@ -222,7 +224,7 @@ def clients(
 @app.command()
 def forget(
     run: RunName,
-    overrides: Overrides = None,
+    overrides: RuntimeOverrides = None,
     label: Annotated[
         int | None, typer.Option("--class", help="The number of the class to forget.")
     ] = None,
@@ -237,8 +239,9 @@ def forget(
 ) -> None:
     """Forget a class or a client: subtract λ times its contribution from the model.
 
-    The λ that forgets most on validation is tested, among those that keep the accuracy on all other
-    classes. λ = 0, the model as trained, is always among the candidates.
+    Of the values of λ that keep the accuracy on all other classes (`--keep`), the one that forgets
+    most on validation images is evaluated on the test images. λ = 0, the trained model, is always
+    tried.
 
     Example: `fedlens arithmetic forget fedavg --class 3 --keep 0.95`
     """
@@ -266,7 +269,7 @@ def forget(
 @app.command()
 def interference(
     run: RunName,
-    overrides: Overrides = None,
+    overrides: RuntimeOverrides = None,
     pair: Annotated[
         str | None, typer.Option(help="Two clients, `3,7`; default: the first two of the round.")
     ] = None,

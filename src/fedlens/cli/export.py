@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, RUNS, Commands, Overrides, Root, RunName, out
+from fedlens.cli.shared import PLAIN, RUNS, Commands, Root, RunName, RuntimeOverrides, out
 from fedlens.runtime.stop import Interrupted, listening
 from fedlens.store.analysis_records import require_result
 from fedlens.store.run_folder import find_run
@@ -17,7 +17,7 @@ app = Commands()
 def export(
     run: RunName,
     target: Annotated[Path, typer.Option("--out", help="A new folder for the model.")],
-    overrides: Overrides = None,
+    overrides: RuntimeOverrides = None,
     root: Root = RUNS,
 ) -> None:
     """Write the model of a finished run to a folder, to use or publish it.

@@ -28,6 +28,12 @@ Nodes = Annotated[
         help="The number of nodes to distribute the clients over.",
     ),
 ]
+KeyNodes = Annotated[
+    int,
+    typer.Option(
+        "--nodes", callback=within("[1, 10000]"), help="The number of nodes to make keys for."
+    ),
+]
 Insecure = Annotated[
     bool,
     typer.Option(
@@ -69,7 +75,7 @@ def partition(
 
 @app.command()
 def keys(
-    nodes: Nodes = 4,
+    nodes: KeyNodes = 4,
     host: Annotated[
         list[str] | None,
         typer.Option(help="A name or address that nodes will use; repeatable."),
@@ -137,7 +143,10 @@ def node(
     folder: Folder = FOLDER,
     superlink: Annotated[
         str | None,
-        typer.Option(help="Its address, host:port; default: from superlink.json in the folder."),
+        typer.Option(
+            help="The address of the SuperLink, host:port; default: the one in superlink.json of "
+            "the federation's folder."
+        ),
     ] = None,
     root_certificates: Annotated[
         Path | None,
@@ -162,7 +171,8 @@ def node(
     threads: Annotated[
         int | None,
         typer.Option(
-            callback=within("[1, 1024]"), help="CPU threads of a client; default: those of torch."
+            callback=within("[1, 1024]"),
+            help="CPU threads for training; default: torch's default, all cores of the host.",
         ),
     ] = None,
     insecure: Insecure = False,

@@ -34,7 +34,7 @@ def show(
     For several masks of one model, it also shows the overlap of each pair (Jaccard index: weights
     in both masks / weights in either), and in brackets the overlap of two random masks.
 
-    Example: `fedlens masks show least-sensitive random-0.1 --figure masks.png`
+    Example: `fedlens masks show RUN1 RUN2 --figure masks.png`
     """
     if figure:
         from fedlens.reporting.figures.style import figure_format

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.shared import PLAIN, Commands, out
+from fedlens.cli.shared import PLAIN, Commands, Plugins, out
 from fedlens.errors import FedlensError, shown
 from fedlens.runtime.units import counted
 
@@ -40,6 +40,7 @@ def report(
     pdf: Annotated[
         bool, typer.Option("--pdf", help="Also compile the paper (needs latexmk).")
     ] = False,
+    _plugins: Plugins = None,
 ) -> None:
     """Write a report on finished runs: HTML page, LaTeX paper, tables, figures and audit.
 
@@ -62,9 +63,10 @@ def report(
         )
     authors = details.read(about) if about else About()
     result = write(runs, folder, authors, asked=asked, pdf=pdf)
+    width = max((len(check.outcome) for check in result.audit), default=0)
     for check in result.audit:
         colour = {"PASS": "green", "FAIL": "red"}.get(check.outcome, "yellow")
-        outcome = f"[{colour}]{check.outcome:9}[/{colour}]"
+        outcome = f"[{colour}]{check.outcome:{width}}[/{colour}]"
         out.print(f"{outcome} {check.title} ({check.scope})", highlight=False)
         for violation in check.violations:
             out.print(f"      {violation}", style="red", **PLAIN)

@@ -1,5 +1,6 @@
 """`fedlens run`, `resume`, `ls`, `show` and `config`: start runs and inspect them."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from fedlens.cli.shared import (
     Plugins,
     Root,
     RunName,
+    RuntimeOverrides,
     out,
     print_csv,
     print_entries,
@@ -34,14 +36,18 @@ def run(
     overrides: Overrides = None,
     _plugins: Plugins = None,
 ) -> None:
-    """Run an experiment. If it was interrupted, the same command resumes it.
+    """Run an experiment. Run the same command again to resume it.
+
+    `fedlens config` lists all experiments; start with `fedlens run quickstart`.
 
     Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
     """
     from fedlens.config.compose import compose
+    from fedlens.suites.plan import folder_of
 
     config = compose(experiment, overrides or [])
-    warn_if_busy()
+    if not folder_of(config).finished:
+        warn_if_busy()
     from fedlens.experiments.run import start
 
     print_finished(start(config))
@@ -49,7 +55,10 @@ def run(
 
 @app.command()
 def resume(
-    run: RunName, overrides: Overrides = None, root: Root = RUNS, _plugins: Plugins = None
+    run: RunName,
+    overrides: RuntimeOverrides = None,
+    root: Root = RUNS,
+    _plugins: Plugins = None,
 ) -> None:
     """Resume an interrupted run. A finished run is not changed.
 
@@ -148,7 +157,8 @@ def config(
         str | None,
         typer.Argument(
             help="The experiment whose config to print, or a YAML file. Without it, all "
-            "experiments are listed. `rows` lists methods."
+            "experiments are listed. The word `rows` instead lists all components that can be "
+            "chosen by name."
         ),
     ] = None,
     overrides: Overrides = None,
@@ -190,6 +200,8 @@ def print_finished(folder: RunFolder) -> None:
         return
     _draw_partition(folder)
     out.print(run_page(folder))
+    words = ["fedlens", "report", str(folder.path.parent), "--out", "report"]
+    out.print(f"\nNext: {shlex.join(words)}", **PLAIN)
 
 
 def _draw_partition(folder: RunFolder) -> None:

@@ -30,6 +30,14 @@ Overrides = Annotated[
         metavar="[KEY=VALUE]...", help="Settings to change, such as `train.lr=0.01 seed=1`."
     ),
 ]
+# Of a run that has begun: only where its data and weights lie, and how it computes, may change.
+RuntimeOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings that may differ from the run's, such as `data.root=/content/data`.",
+    ),
+]
 Root = Annotated[Path, typer.Option("--runs", help="The folder of the runs, or an archive.")]
 RunName = Annotated[
     str,

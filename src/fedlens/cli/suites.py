@@ -75,9 +75,9 @@ def suite(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Fit the study into this time, such as 20m, 12h or 3d: scale all runs down "
-            "alike, then choose runs by priority. The same command resumes, then goes on to the "
-            "runs that were left out.",
+            help="Fit the study into this time, such as 20m, 12h or 3d. All runs are reduced in "
+            "the same way; if that is not enough, runs are left out by priority. Run the same "
+            "command again to resume, and then to run what was left out.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -92,7 +92,12 @@ def suite(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Runs at the same time; default: 1 here, all on SLURM."),
+        typer.Option(
+            min=1,
+            max=1024,
+            help="How many runs to execute at the same time; default: 1 on this machine, all on "
+            "SLURM.",
+        ),
     ] = None,
     launcher: Annotated[
         Launcher,

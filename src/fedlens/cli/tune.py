@@ -26,7 +26,8 @@ def tune(
         typer.Option(
             min=1,
             max=1_000_000,
-            help="How many trials to run, also those stopped early; failed ones do not count.",
+            help="The number of trials, including those that are stopped early. Failed trials do "
+            "not count.",
         ),
     ] = 20,
     search: Annotated[
@@ -46,7 +47,9 @@ def tune(
     seed: Annotated[
         int,
         typer.Option(
-            min=0, max=2**32 - 1, help="The seed of the search; the runs have their own, `seed`."
+            min=0,
+            max=2**32 - 1,
+            help="The seed of the search. The seed of the runs is the config key `seed`.",
         ),
     ] = 0,
     pruner: Annotated[

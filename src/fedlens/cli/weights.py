@@ -65,7 +65,7 @@ def verify(
     ] = None,
     sha256: Annotated[str | None, typer.Option(help="The SHA-256 that the file must have.")] = None,
 ) -> None:
-    """Check that a file has the parameters of the backbone, and print its hash."""
+    """Check that a weights file matches the backbone, and print its SHA-256."""
     from fedlens.experiments.build import weights_file
     from fedlens.models import backbones, weights
 

@@ -209,7 +209,9 @@ def dirichlet(
     clients: int,
     seed: int,
     *,
-    alpha: Annotated[float, Range("(0, inf)"), "the smaller, the fewer clients hold a class"] = 0.3,
+    alpha: Annotated[
+        float, Range("(0, inf)"), "the smaller, the fewer classes make up most of a client's data"
+    ] = 0.3,
     min_size: Annotated[int, Range("[1, inf)"), "samples that each client holds at least"] = 10,
 ) -> torch.Tensor:
     """Each class split by proportions p ~ Dir(α, …, α), drawn for every class.

@@ -120,7 +120,7 @@ class CentralLoop:
         )
         stream = Stream(settings.seed, ("central", position.done))
         batches = shuffled(len(self.experiment.train), settings.batch_size, stream.draw("order"))
-        title = f"epoch {position.done + 1} of {self.loop.total}"
+        title = f"epoch {position.done + 1} of {self.loop.total}, steps"
         with (
             progress_bar(title, self.stop) as update,
             updating(experiment.model, experiment.model.batch_norm),

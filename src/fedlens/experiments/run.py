@@ -255,7 +255,7 @@ def _train(
         folder.write("result", content)
         if test:
             tracker.log(position.done, {"test/top1": content["test"]["top1"]})
-            log.info("test accuracy %.2f %%", 100 * content["test"]["top1"])
+            log.info("test accuracy %.2f%%", 100 * content["test"]["top1"])
 
 
 def _train_centrally(

@@ -57,7 +57,7 @@ def chain(
     chains: Annotated[int, Range("[1, inf)"), "how many chains a cohort is cut into"] = 1,
     order: Annotated[
         Literal["shuffled", "opposite"],
-        "opposite: two chains in place of each, which visit its clients in opposite order",
+        "opposite: each chain is run twice, forwards and backwards through its clients",
     ] = "shuffled",
 ) -> list[list[int]]:
     """Clients train one after another, each from where the last stopped; ends are averaged.

@@ -47,8 +47,8 @@ def warn_if_busy() -> None:
     load = min(average, _computing())  # of a run that has just ended, only the average is left
     if load > machine.cores():
         log.warning(
-            "Other programs keep this machine busy (load %.1f on %d cores), so training will be "
-            "slow: end them, or set threads=1, and --jobs 1 for a suite.",
+            "This machine is busy (load %.1f on %d cores), so training will be slow. To use fewer "
+            "cores, set threads=1 (in a suite also --jobs 1).",
             load,
             machine.cores(),
         )

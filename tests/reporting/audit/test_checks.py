@@ -10,6 +10,7 @@ import yaml
 from fedlens.config import compose
 from fedlens.config.identity import run_name
 from fedlens.reporting.audit.checks import audit
+from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import Check
 from fedlens.reporting.study.questions import comparisons, questions
 from fedlens.reporting.study.runs import Study
@@ -65,8 +66,18 @@ def test_an_honest_study_passes_every_check(tmp_path: Path) -> None:
     assert found[CHOSEN].scope.startswith("14 runs, 1 analysis with a choice,")
     assert found[DENSITY].scope.startswith("6 masks in 2 tables")
     assert found[TUNED].remarks == [
-        "The six models of the study, dense: candidates by row: central 1, FedAvg, IID 2"
+        "Central and federated training, dense and sparse, dense: candidates by row: central 1, "
+        "FedAvg, IID 2"
     ]
+
+
+def test_a_check_that_checked_nothing_does_not_pass(tmp_path: Path) -> None:
+    write_run(tmp_path, CENTRAL, name="central")
+    found = checks(tmp_path)
+    outcomes = {title: check.outcome for title, check in found.items()}
+    assert {outcomes[title] for title in (DENSITY, BUDGET, SEEDS)} == {"nothing to check"}
+    assert {outcomes[title] for title in (CHOSEN, NUMBERS, INPUTS, CODE)} == {"PASS"}
+    assert captions.audited(list(found.values())) == "4 checks passed, 4 had nothing to check"
 
 
 def result(key: str, value: Any) -> Callable[[Path], None]:
@@ -364,7 +375,7 @@ def test_copies_that_differ_in_what_they_keep_are_one_candidate(tmp_path: Path) 
     write_run(tmp_path, {**masked(), "federated.keep_updates": 1, "experiment": "another"})
     found = checks(tmp_path)[TUNED]
     assert found.violations == []
-    assert any(said.startswith("no other learning rates") for said in found.remarks)
+    assert any("each method was run with one learning rate only" in said for said in found.remarks)
 
 
 def test_inputs_without_a_hash_are_told(tmp_path: Path) -> None:

@@ -196,11 +196,11 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
 @pytest.mark.parametrize(
     ("candidates", "said"),
     [
-        ((1, 1), "are those of the configs; these records contain no choice among several."),
+        ((1, 1), "were not tuned in these runs: each method was run with one value."),
         ((1, 4), "In 1 of 2 cells of the tables the method, with its learning rate and weight "
                  "decay, was chosen among several on validation, never on test accuracy; in the "
-                 "others they are those of the configs."),
-        ((2, 4), "chosen among several on validation, never on test accuracy. Of the p-values:"),
+                 "others each method was run with one value."),
+        ((2, 4), "chosen among several on validation, never on test accuracy. P-values are"),
     ],
 )  # fmt: skip
 def test_a_choice_is_told_only_where_there_was_one(candidates: tuple[int, int], said: str) -> None:
@@ -281,7 +281,7 @@ def test_the_contrasts_that_a_suite_states_come_first_and_are_quoted_alike() -> 
     )
     assert "There are no runs yet that compare random with dense." in said
     assert said.index("Do masks cost accuracy?") < said.index("Which weights should be trained?")
-    assert "corrected (Holm) over the 2 contrasts that the suite states" in said
+    assert "corrected by Holm's method over the 2 contrasts that the suite states" in said
 
 
 def test_differences_without_a_test_are_folded() -> None:
@@ -306,11 +306,13 @@ def test_the_audit_says_pass_fail_or_that_nothing_was_tuned() -> None:
 
 def test_a_section_without_data_says_so_in_a_sentence() -> None:
     shown = words(page(minimal()))
-    unanswered = [one.label for one in questions() if not one.headline]
+    unanswered = [f"{one.label} ({one.suite})" for one in questions() if not one.headline]
     for sentence in (
         "No finished run of this setting is one of the six models",
         "There are no learning curves",
-        "Questions without runs in this setting: " + "; ".join(unanswered) + ".",
+        "Questions without runs in this setting (run the suite in brackets to add them): "
+        + "; ".join(unanswered)
+        + ".",
         "There are no masks",
         "No α sweep was run",
         "No other analysis",

@@ -16,6 +16,7 @@ from fedlens.reporting.study.content import Check, Question
 from fedlens.reporting.study.runs import Method, Run, Study
 
 UNKNOWN = "no commit"
+NOTHING = "nothing to check"
 
 
 def audit(study: Study, tables: Sequence[Comparison], questions: Sequence[Question]) -> list[Check]:
@@ -86,6 +87,7 @@ def _same_density(tables: Sequence[Comparison]) -> Check:
         "numbers of trained weights",
         violations,
         [],
+        nothing="" if masks else NOTHING,
     )
 
 
@@ -120,9 +122,10 @@ def _same_budget(tables: Sequence[Comparison]) -> Check:
     return Check(
         "Methods are compared at equal budget",
         f"{labels.counted(cells, 'method')} in {labels.counted(len(tables), 'table')}, by the "
-        "steps in their journals",
+        "numbers of steps in metrics.jsonl",
         violations,
         remarks,
+        nothing="" if cells else NOTHING,
     )
 
 
@@ -174,8 +177,10 @@ def _tuned_alike(tables: Sequence[Comparison], headlines: set[str]) -> Check:
     if untuned_tables := [
         t.grid.title for t in tables if not any(len(r) > 1 for r in t.candidates.values())
     ]:
-        titles = "; ".join(dict.fromkeys(untuned_tables))
-        remarks.append(f"no other learning rates than those of the configs were run in: {titles}")
+        remarks += [
+            f"{title}: each method was run with one learning rate only, so none was tuned"
+            for title in dict.fromkeys(untuned_tables)
+        ]
     return Check(
         "Methods were tuned alike",
         f"{labels.counted(len(tables), 'table')}; {labels.counted(choices, 'cell')} chosen among "
@@ -237,12 +242,14 @@ def _seeds(study: Study, tables: Sequence[Comparison]) -> Check:
                     f"{contrast.count} of {len(first | second)} seeds"
                 )
     if single:
-        remarks.append(f"from one seed, and marked as such: {labels.counted(single, 'cell')}")
+        are = "is from one seed and is" if single == 1 else "are from one seed and are"
+        remarks.append(f"{labels.counted(single, 'cell')} {are} marked")
     return Check(
         "Differences are paired by seed",
         f"{labels.counted(contrasts, 'difference')} in {labels.counted(len(tables), 'table')}",
         violations,
         remarks,
+        nothing="" if contrasts else NOTHING,
     )
 
 

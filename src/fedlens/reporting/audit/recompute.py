@@ -48,7 +48,8 @@ def numbers_have_runs(tables: Sequence[Comparison], runs: Sequence[Run]) -> Chec
         violations += [f"{run.name}: {problem}" for problem in consistency.of_name(run)]
     return Check(
         "Every number comes from a run",
-        f"{numbers} accuracies and differences computed again from {len(runs)} results",
+        f"{labels.counted(numbers, 'number')} recomputed from "
+        f"{labels.counted(len(runs), 'result')}",
         violations,
         remarks,
     )

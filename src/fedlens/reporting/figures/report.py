@@ -166,14 +166,18 @@ def _of_curves(
     colours: Palette,
     made: Callable[..., Drawing],
 ) -> Iterator[Drawing]:
-    about = f"{curve_set.title}. {grid.note}"
+    several = sum(cell is not None for row in grid.cells for cell in row) > 1
+    about = f"{curve_set.title}. {grid.note}" if several else f"{curve_set.title}."
+    over = OVER | (
+        {"rounds": "Validation accuracy over epochs"} if curve_set.unit == "epoch" else {}
+    )
     for along in ALONG:
         curves = drawable(curve_set, along)
         shown = comparable(arranged(curves, grid, panel_side(question, along)), along)
         for part in parts(shown):
             yield made(
                 name=f"{curve_set.name}-{along}", topic=curve_set.question,
-                kind="bytes" if along == "bytes" else "curves", caption=f"{OVER[along]}. {about}",
+                kind="bytes" if along == "bytes" else "curves", caption=f"{over[along]}. {about}",
                 draw=partial(curve_figure, part, _lines(shown), along, colours),
             )  # fmt: skip
     observed = [observation for observation in curve_set.observations if measured([observation])]

@@ -127,9 +127,13 @@ def forest(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def unanswered(chapter: Chapter, content: Content) -> list[str]:
-    """Labels of the questions that no table of this setting answers."""
+    """The questions that no table of this setting answers, with the suites that would."""
     answered = {grid.question for grid in chapter.grids}
-    return [one.label for one in content.questions if one.name not in answered and not one.headline]
+    return [
+        f"{one.label} ({one.suite})" if one.suite else one.label
+        for one in content.questions
+        if one.name not in answered and not one.headline
+    ]
 
 
 def share(value: float, low: float, high: float) -> str:
@@ -235,6 +239,7 @@ FILTERS = {
     "chance": captions.chance,
     "classes": captions.classes,
     "unanswered": unanswered,
+    "audited": captions.audited,
     "share": share,
     "extent": extent,
     "distinct": distinct,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fedlens.reporting.paper import floats, prose
+from fedlens.reporting.study import captions
 from fedlens.reporting.study.content import Check
 
 VIOLATIONS = 6  # of all checks, in full; the others are counted
@@ -40,4 +41,4 @@ def verdict(checks: Sequence[Check]) -> str:
     if failed:
         count = rf"{prose.number(failed)} of {prose.counted(len(checks), 'check')}"
         return rf"\textcolor{{red}}{{The audit of the records found violations in {count}.}}"
-    return f"The audit of the records found no violation in {prose.counted(len(checks), 'check')}."
+    return f"The audit of the records found no violation: {captions.audited(checks)}."

@@ -3,7 +3,7 @@
 In the template << >> is a value, <% %> a statement; all values are LaTeX already.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -66,6 +66,7 @@ def render(content: Content, placed: dict[str, list[Placed]]) -> str:
         authors=_authors(content.about),
         abstract=prose.tex(content.about.abstract),
         size=_size(content),
+        measured=_measured(content, every),
         headline=_headline(content),
         settings=_settings(content.chapters),
         results=every,
@@ -129,10 +130,26 @@ def _size(content: Content) -> str:
     )
 
 
+def _measured(content: Content, sections: Mapping[str, Mapping[str, str]]) -> str:
+    """What the runs measure, as the abstract says it; '' where they answer none of it."""
+    answered = {name for name, section in sections.items() if section["text"]}
+    several = any(len(chapter.partitions) > 1 for chapter in content.chapters)
+    aims = [
+        ("how much accuracy heterogeneous data cost",
+         several and answered & {"models", "heterogeneity", "steps", "heads"}),
+        ("what changes if only a small share of the weights is trained",
+         answered & {"rules", "density", "calibration"}),
+        ("what the arithmetic of updates shows",
+         answered & {"arithmetic", "aggregators", "drift", "conflicts", "clients"}),
+    ]  # fmt: skip
+    said = [aim for aim, there in aims if there]
+    return f"We measure {prose.joined(said)}." if said else ""
+
+
 def _headline(content: Content) -> str:
     for chapter in content.chapters:
         if chapter.headline:
-            return f"On {prose.tex(chapter.setting)}, {prose.models(chapter.headline)}"
+            return f"In the setting {prose.tex(chapter.setting)}, {prose.models(chapter.headline)}"
     return ""
 
 
@@ -163,7 +180,8 @@ def _splits(chapters: Sequence[Chapter]) -> str:
             for one in chapter.partitions
         ]
         if texts:
-            where = f"On {prose.tex(chapter.setting)}, the" if len(chapters) > 1 else "The"
+            where = f"In the setting {prose.tex(chapter.setting)}, the"
+            where = where if len(chapters) > 1 else "The"
             sentences.append(f"{where} training images are split by {prose.joined(texts)}.")
     return " ".join(sentences)
 
@@ -199,10 +217,14 @@ def _limits(content: Content) -> str:
     few = sum(len(cell.seeds) < MIN_SEEDS for cell in cells)
     sentences = []
     if few:
+        every = "Both" if few == 2 else f"All {prose.number(few)}"
+        some = f"{every} numbers in the tables come"
+        if few == 1:
+            some = f"One of {prose.counted(len(cells), 'number')} in the tables comes"
+        elif few < len(cells):
+            some = f"Of {prose.number(len(cells))} numbers in the tables, {prose.number(few)} come"
         sentences.append(
-            f"Of {prose.counted(len(cells), 'number')} in the tables, {prose.number(few)} "
-            f"{'comes' if few == 1 else 'come'} from $n < {prose.number(MIN_SEEDS)}$ seeds, "
-            "too few to test."
+            f"{some} from fewer than {prose.number(MIN_SEEDS)} seeds, which is too few for a test."
         )
     if content.unfinished:
         count = prose.counted(len(content.unfinished), "unfinished run")

@@ -8,15 +8,16 @@ import shutil
 from pathlib import Path
 
 PLACES = {  # file → what belongs there
-    "introduction": "What is new here, at the end of the introduction.",
-    "related_work": "Other work, at the end of its section.",
-    "method": "What your method adds, at the end of its section.",
-    "experiments": "How you chose what these records do not show, after the hyper-parameters.",
-    "results": "What you read from the results, at the end of their section.",
-    "extension": "What you make of the extension, at the end of its section.",
+    "introduction": "What is new in your work. It is printed at the end of the introduction.",
+    "related_work": "Other related work. It is printed at the end of that section.",
+    "method": "What your method adds. It is printed at the end of that section.",
+    "experiments": "How you chose settings that the runs do not show. It is printed after the "
+    "hyper-parameters.",
+    "results": "Your interpretation of the results. It is printed at the end of that section.",
+    "extension": "Your interpretation of the extension. It is printed at the end of that section.",
     "discussion": "A section of your own: begin it with \\section{Discussion}.",
-    "limitations": "More limitations, at the end of their section.",
-    "conclusion": "Your conclusion, at the end of the paper.",
+    "limitations": "More limitations. They are printed at the end of that section.",
+    "conclusion": "Your conclusion. It is printed at the end of the paper.",
 }
 GENERATED = ("index.html", "content.json", "clock.csv", "references.bib", "tables", "figures")
 PAPER = "report"  # its source, its PDF and what TeX leaves behind

@@ -113,7 +113,7 @@ def filled(grid: Grid) -> list[tuple[str, list[tuple[str, Cell]]]]:
 
 def models(grid: Grid) -> str:
     """Every cell of a headline, and those that have no run."""
-    rows = [f"{emphasised(row)}: {accuracies(cells)}" for row, cells in filled(grid)]
+    rows = [f"{accuracies(cells)} for {emphasised(row)}" for row, cells in filled(grid)]
     missing = [
         emphasised(f"{row}, {column}")
         for row, cells in zip(grid.rows, grid.cells, strict=True)
@@ -121,7 +121,7 @@ def models(grid: Grid) -> str:
         if cell is None
     ]
     lacking = f" There is no run of {joined(missing)}." if missing else ""
-    return f"test accuracy is, for {'; for '.join(rows)}.{lacking}" if rows else ""
+    return f"test accuracy is {'; '.join(rows)}.{lacking}" if rows else ""
 
 
 def reached(grid: Grid) -> str:
@@ -129,8 +129,8 @@ def reached(grid: Grid) -> str:
     rows = filled(grid)
     shared = max(grid.columns, key=lambda c: sum(c in dict(cells) for _, cells in rows))
     here = [(row, dict(cells)[shared]) for row, cells in rows if shared in dict(cells)]
-    where = f"Under {tex(shared)}, test" if len(grid.columns) > 1 else "Test"
-    texts = [f"{emphasised(row)} {accuracies([('', cell)])}" for row, cell in here]
+    where = f"In column {emphasised(shared)}, test" if len(grid.columns) > 1 else "Test"
+    texts = [f"{accuracies([('', cell)])} for {emphasised(row)}" for row, cell in here]
     elsewhere = [emphasised(row) for row, cells in rows if shared not in dict(cells)]
     text = f"{where} accuracy is {listed(texts)}."
     return f"{text} Without a run there: {listed(elsewhere)}." if elsewhere else text
@@ -138,8 +138,8 @@ def reached(grid: Grid) -> str:
 
 def across(grid: Grid) -> str:
     """The first and the last row of a table, column by column."""
-    rows = [f"for {emphasised(row)}: {accuracies(cells)}" for row, cells in ends(filled(grid))]
-    return f"Test accuracy is, {'; '.join(rows)}."
+    rows = [f"{accuracies(cells)} for {emphasised(row)}" for row, cells in ends(filled(grid))]
+    return f"Test accuracy is {'; '.join(rows)}."
 
 
 def ends(items: Sequence[Item]) -> list[Item]:
@@ -157,8 +157,8 @@ def sent(grid: Grid, counting: str) -> str:
         ]
         if amounts:
             together.setdefault(listed(amounts), []).append(emphasised(row))
-    texts = [f"for {listed(rows)}: {amounts}" for amounts, rows in together.items()]
-    return f"Sent in a run ({tex(counting)}), {'; '.join(texts[:LISTED])}." if texts else ""
+    texts = [f"{amounts} for {listed(rows)}" for amounts, rows in together.items()]
+    return f"A run sends ({tex(counting)}) {'; '.join(texts[:LISTED])}." if texts else ""
 
 
 def accuracy_by_megabytes(grid: Grid) -> str:

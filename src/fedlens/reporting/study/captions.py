@@ -10,6 +10,7 @@ from fedlens.reporting.study.content import (
     Answer,
     Cell,
     Chapter,
+    Check,
     Content,
     Contrast,
     Grid,
@@ -25,8 +26,8 @@ NOT_SIGNIFICANT = "not significant"
 NOT_TESTED = "not tested"  # the suite states its contrasts, and this is none of them
 NO_RUNS = "no runs yet"
 TABLE_FAMILY = (
-    "p is corrected (Holm) over all differences between rows, or between columns, of a table, so "
-    "the same two methods may have another p in another table"
+    "p-values are corrected by Holm's method over all differences between the rows (or between the "
+    "columns) of a table, so the same two methods can have different p-values in different tables"
 )
 
 
@@ -81,8 +82,9 @@ def family(content: Content) -> str:
     if not content.asked:
         return TABLE_FAMILY
     return (
-        f"p is corrected (Holm) over the {counted(len(content.asked), 'contrast')} that the suite "
-        "states; other differences are not tested"
+        f"p-values are corrected by Holm's method over the "
+        f"{counted(len(content.asked), 'contrast')} that the suite states; other differences are "
+        "not tested"
     )
 
 
@@ -106,15 +108,28 @@ def tuned(chapters: Iterable[Chapter]) -> str:
     several = sum(cell.candidates > 1 for cell in shown)
     if not several:
         return (
-            "Learning rates and weight decay are those of the configs; these records contain no "
-            "choice among several."
+            "Learning rates and weight decay were not tuned in these runs: each method was run "
+            "with one value."
         )
-    others = "; in the others they are those of the configs" if several < len(shown) else ""
+    others = "; in the others each method was run with one value" if several < len(shown) else ""
     return (
         f"In {several} of {counted(len(shown), 'cell')} of the tables the method, with its "
         "learning rate and weight decay, was chosen among several on validation, never on test "
         f"accuracy{others}."
     )
+
+
+def audited(checks: Sequence[Check]) -> str:
+    """How many checks of the audit passed: '4 checks passed, 3 had nothing to check'."""
+    passed = sum(check.outcome == "PASS" for check in checks)
+    failed = sum(not check.passed for check in checks)
+    empty = len(checks) - passed - failed
+    parts = [
+        f"{counted(passed, 'check')} passed",
+        f"{failed} failed" if failed else "",
+        f"{empty} had nothing to check" if empty else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def sent(chapter: Chapter, grid: Grid) -> str:

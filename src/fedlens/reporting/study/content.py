@@ -240,8 +240,8 @@ class Check:
     title: str
     scope: str  # how many of what were checked
     violations: list[str]
-    remarks: list[str]  # worth knowing, not wrong
-    nothing: str = ""  # stands instead of PASS where there was nothing to check: 'not tuned'
+    remarks: list[str]  # information, not errors
+    nothing: str = ""  # instead of PASS where nothing was checked: 'nothing to check', 'not tuned'
 
     @property
     def passed(self) -> bool:

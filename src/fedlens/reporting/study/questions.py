@@ -97,7 +97,7 @@ def comparisons(methods: Methods, about: About | None = None) -> list[Comparison
 
 
 @question(
-    label="The six models of the study",
+    label="Central and federated training, dense and sparse",
     asks="How far is federated training from central training, dense and sparse?",
     order=0, suite="models", headline=True, panels="rows",
     panels_over_steps="rows", audit=("density", "tuning"),
@@ -131,9 +131,10 @@ def six_models(
     return [
         compare(
             [*dense, *masked], MODEL, MASK,
-            note="All federated models share their settings, all central models theirs, and all "
-                 "sparse models one mask: the setting shared by most cells; ties are broken by "
-                 f"validation accuracy. {_budgets([*dense, *masked])}",
+            note="All federated models in this table use the same settings, all central models use "
+                 "the same settings, and all sparse models use the same mask. If several settings "
+                 "were run, the table shows the one that most of its cells have in common; ties "
+                 f"are broken by validation accuracy. {_budgets([*dense, *masked])}",
         )
     ]  # fmt: skip
 
@@ -272,7 +273,7 @@ def mask_rules(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Which part to train, by the bytes of an update",
+    label="Which part of the model to train, sorted by update size",
     asks="Which part of the model should be trained?",
     order=7.5,
           suite="trainable_parts", audit=("budget", "tuning"))  # fmt: skip
@@ -289,7 +290,7 @@ def trained_parts(methods: Methods) -> list[Comparison]:
     return [
         compare(
             alike, PART, PARTITION,
-            note=f"Under the same frozen head, by the bytes of one update. {_budgets(alike)}",
+            note=f"With the same frozen head, sorted by the bytes of one update. {_budgets(alike)}",
         )
         for alike in grouped(here, lambda m: family(m, PART, PARTITION))
         if any(m.get("train.trainable.name") != "full" for m in alike) and values(alike, PART) > 1
@@ -331,7 +332,7 @@ def calibration_rounds(methods: Methods) -> list[Comparison]:
 
 
 @question(
-    label="Other ways to aggregate", asks="Is any other way to aggregate better than FedAvg?",
+    label="Federated algorithms", asks="Is any other algorithm better than FedAvg?",
     order=10, suite="algorithms",
     audit=("density", "budget", "tuning"),
 )  # fmt: skip

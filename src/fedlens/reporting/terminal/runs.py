@@ -156,7 +156,7 @@ def run_page(folder: RunFolder) -> RenderableType:
         _add_result(facts, result)
     if manifest:
         session = manifest["sessions"][-1]
-        facts.add_row("sessions", _sessions(len(manifest["sessions"])))
+        facts.add_row("started", _started(len(manifest["sessions"])))
         facts.add_row("command", Text(manifest["sessions"][0]["command"], overflow="fold"))
         facts.add_row("commit", session["git"] or "not from a git checkout")
         facts.add_row("device", f"{session['device']}, {counted(session['threads'], 'thread')}")
@@ -178,10 +178,13 @@ def _add_result(facts: Table, result: Mapping[str, Any]) -> None:
     if privacy := result.get("privacy"):
         bound = f"ε = {privacy['epsilon']:.3g} at δ = {privacy['delta']:.0e}"
         facts.add_row("privacy", f"{privacy['kind']}: {bound}")
-    facts.add_row("parameters", f"sha256 {choice['parameters'][:16]}…")
+    facts.add_row("parameters' hash", f"sha256 {choice['parameters'][:16]}…")
     facts.add_row("time", duration_text(result["seconds"]))
     for name, value in result["facts"].items():
-        facts.add_row(*_measurement(name, value))
+        if (
+            name != "update_bytes" or result["unit"] == "round"
+        ):  # nothing is sent in central training
+            facts.add_row(*_measurement(name, value))
 
 
 def _tested(test: Mapping[str, Any]) -> str:
@@ -206,8 +209,8 @@ def _measurement(name: str, value: float) -> tuple[str, str]:
     return name.replace("_", " "), number
 
 
-def _sessions(count: int) -> str:
-    return "1" if count == 1 else f"{count}, resumed {counted(count - 1, 'time')}"
+def _started(sessions: int) -> str:
+    return "once" if sessions == 1 else f"resumed {counted(sessions - 1, 'time')}"
 
 
 def _label(manifest: Mapping[str, Any], key: str) -> str:
