@@ -23,7 +23,7 @@ quickstart: $(READY) ## Set up, run a small version of the study on the syntheti
 	@echo
 	@echo "Next:  $(BIN)/fedlens suite                   all suites, what each costs and answers"
 	@echo "       $(BIN)/fedlens config                  all experiments, their cost and what to expect"
-	@echo "       $(BIN)/fedlens suite quick --seeds 3   another seed: only new runs are started"
+	@echo "       $(BIN)/fedlens suite quick --seeds 4   another seed: only new runs are started"
 	@echo "       make test                            the whole test suite"
 	@echo
 	@echo "The report: $(CURDIR)/report/index.html"
