@@ -438,7 +438,7 @@ def test_a_mask_rule_and_a_head_from_outside_need_no_traits() -> None:
     try:
         config = compose("sparse_fedavg", ["sparse.rule=my_rule", "head=my_head"])
         assert config.head.name == "my_head"
-        read = {"layers": 0, "tokens": "class", "random_features": None}
+        read = {"layers": 0, "tokens": "class", "random_features": None, "train_layers": None}
         assert config.head.parameters == {"power": 1.0, "freeze": True, "dropout": 0.0, **read}
         assert (labels(config)["mask_rule"], labels(config)["head"]) == ("my rule", "my head")
         assert "_my-rule-0.1_" in run_name(config)
@@ -511,7 +511,12 @@ def another(parameter: Parameter) -> Any:
     return int(value) if int in members else value
 
 
-WITH_PARAMETERS = [(key, row, one) for key, row in CHOICES for one in row.parameters]
+WITH_PARAMETERS = [
+    (key, row, one)
+    for key, row in CHOICES
+    for one in row.parameters
+    if one.name != "train_layers"  # it needs others beside it; tests/integration/test_refit.py
+]
 
 
 @pytest.mark.parametrize(("key", "row", "parameter"), WITH_PARAMETERS, ids=name_of)

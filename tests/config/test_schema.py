@@ -630,6 +630,7 @@ def test_a_chosen_row_keeps_what_was_set_for_all_rows_of_its_kind_and_nothing_el
     linear = changed(ridge, {"head": "linear"})
     assert linear.head == RowSettings(
         name="linear", freeze=False, dropout=0.2, layers=0, tokens="class", random_features=None,
+        train_layers=None,
     )  # fmt: skip
     assert changed(linear, {"head": "ridge"}).head.freeze
     frozen = changed(ridge, {"head": "linear", "head.freeze": True, "train.trainable": "full"})

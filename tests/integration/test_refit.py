@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedlens.config.compose import compose
+from fedlens.config.identity import run_name
 from fedlens.data.examples import ImageExamples
 from fedlens.experiments.loaded_run import load_run
 from fedlens.experiments.run import start
@@ -88,6 +89,16 @@ def test_a_head_on_fewer_blocks_is_the_one_that_a_run_with_those_blocks_starts_f
     other = load_run(start(compose("quickstart", words)), StopRequest()).start["head.weight"]
     mine = load_run(deepened, StopRequest()).start["head.weight"]
     torch.testing.assert_close(mine[:, : other.shape[1]], other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_blocks_that_it_is_trained_under_name_the_run() -> None:
+    words = [*FEDERATED, "head=deep_ridge", "head.layers=2", "train.trainable=full"]
+    plain = compose("quickstart", words)
+    for layers in (0, 1):
+        assert run_name(compose("quickstart", [*words, f"head.train_layers={layers}"])) != (
+            run_name(plain)
+        )
+    assert run_name(compose("quickstart", [*words, "head.train_layers=null"])) == run_name(plain)
 
 
 def test_worker_processes_receive_the_new_head(folder: RunFolder, tmp_path: Path) -> None:
