@@ -1,5 +1,6 @@
 """`fedlens run`, `resume`, `ls`, `show` and `config`: start runs and inspect them."""
 
+import logging
 import shlex
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from fedlens.store.run_folder import RunFolder, find_run, runs
 from fedlens.store.table import matches
 
 app = Commands()
+log = logging.getLogger(__name__)
 
 
 @app.command()
@@ -42,10 +44,16 @@ def run(
 
     Example: `fedlens run centralized data=cifar100 backbone=vit_tiny train.lr=0.01 seed=1`
     """
+    from fedlens.config.checks import without_effect
     from fedlens.config.compose import compose
     from fedlens.suites.plan import folder_of
 
     config = compose(experiment, overrides or [])
+    if unused := without_effect(config):
+        log.warning(
+            "%s has no effect in central training: leave it out, or set federated.clients.",
+            " ".join(unused),
+        )
     if not folder_of(config).finished:
         warn_if_busy()
     from fedlens.experiments.run import start

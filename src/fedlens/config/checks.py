@@ -121,13 +121,35 @@ def check(config: Config) -> None:
         *_trainable_checks(config),
         *_sparse_checks(config),
         *_federated_checks(config),
-        *_central_checks(config),
         *_chain_checks(config),
         *_refit_checks(config),
         *_privacy_checks(config),
     ]:
         if not fine:
             raise FedlensError(f"{complaint}.")
+
+
+def without_effect(config: Config) -> list[str]:
+    """Settings that only clients or their server read, in a run without clients.
+
+    They are no errors, since settings of a suite are for all of its runs, central ones too.
+    """
+    algorithm = config.algorithm
+    if config.federated.clients is not None:
+        return []
+    return [
+        f"{key}={shown(value)}"
+        for key, value, unused in [
+            ("partition", config.partition.name, "iid"),
+            ("algorithm.sampling", algorithm.sampling.name, "uniform"),
+            ("algorithm.aggregator", algorithm.aggregator.name, "mean"),
+            ("algorithm.server", algorithm.server.name, "sgd"),
+            ("algorithm.server.lr", algorithm.server.lr, 1.0),
+            ("algorithm.proximal", algorithm.proximal, 0.0),
+            ("algorithm.scaffold", algorithm.scaffold, False),
+        ]
+        if value != unused
+    ]
 
 
 @cache
@@ -320,27 +342,6 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
             engine.name not in FLOWER or federated.clients is not None,
             f"engine={engine.name} needs clients: set federated.clients",
         ),
-    ]
-
-
-def _central_checks(config: Config) -> list[tuple[bool, str]]:
-    """What only clients or their server read, in a run without clients."""
-    algorithm = config.algorithm
-    return [
-        (
-            config.federated.clients is not None or value == unused,
-            f"{key}={shown(value)} has no effect in central training: leave it out, or set "
-            "federated.clients",
-        )
-        for key, value, unused in [
-            ("partition", config.partition.name, "iid"),
-            ("algorithm.sampling", algorithm.sampling.name, "uniform"),
-            ("algorithm.aggregator", algorithm.aggregator.name, "mean"),
-            ("algorithm.server", algorithm.server.name, "sgd"),
-            ("algorithm.server.lr", algorithm.server.lr, 1.0),
-            ("algorithm.proximal", algorithm.proximal, 0.0),
-            ("algorithm.scaffold", algorithm.scaffold, False),
-        ]
     ]
 
 
