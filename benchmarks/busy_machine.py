@@ -35,7 +35,8 @@ def train(name: str, resolution: int | None, batch: int) -> Callable[[], None]:
     import torch
     import torch.nn.functional as F
 
-    from fedlens.models import backbones, heads
+    from fedlens.models import heads
+    from fedlens.models.architectures import backbones
     from fedlens.models.classifier import Classifier
     from fedlens.runtime.allocator import keep_large_blocks
 

@@ -25,7 +25,7 @@ from fedlens.cli.shared import PLAIN, out
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.experiments.flower import deployment
-from fedlens.experiments.local_data import write_shards
+from fedlens.experiments.preparation.local_data import write_shards
 from fedlens.runtime.stop import Interrupted
 from recorded_run import RecordedRun, run, traffic
 from side_by_side import print_verdict

@@ -15,18 +15,18 @@ import torch
 from fedlens.config.compose import compose, row_of
 from fedlens.data.examples import Examples
 from fedlens.data.images import Images
-from fedlens.data.partition import Partition
-from fedlens.data.partition_statistics import histogram
+from fedlens.data.partitions.partition import Partition
+from fedlens.data.partitions.partition_statistics import histogram
 from fedlens.data.splits import SealedTest
 from fedlens.data.transforms import Pipeline
 from fedlens.experiments import settings
 from fedlens.experiments.build import Experiment, Extractor, FrozenFeatures
 from fedlens.experiments.clients import experiment_host
-from fedlens.experiments.evaluation import Evaluator
-from fedlens.experiments.federated_loop import FederatedLoop
-from fedlens.experiments.loop import Loop
+from fedlens.experiments.loops.evaluation import Evaluator
+from fedlens.experiments.loops.federated_loop import FederatedLoop
+from fedlens.experiments.loops.loop import Loop
 from fedlens.federated.host import LocalClients
-from fedlens.models.backbones import Backbone
+from fedlens.models.architectures.backbones import Backbone
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import Reading
 from fedlens.runtime.stop import StopRequest

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from fedlens import rng
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.sparse.per_example_gradients import SquaredGradients

@@ -16,7 +16,8 @@ from fedlens import rng
 from fedlens.data.examples import ImageExamples
 from fedlens.data.images import Images
 from fedlens.data.transforms import Pipeline
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict

@@ -11,7 +11,8 @@ from multiprocessing import get_context
 import torch
 import torch.nn.functional as F
 
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from side_by_side import compare, print_table, print_verdict

@@ -18,9 +18,10 @@ from fedlens.data.activations import ActivationExamples, ComputedActivations, ac
 from fedlens.data.examples import Examples, ImageExamples, shuffled
 from fedlens.data.images import Images
 from fedlens.data.transforms import Pipeline
-from fedlens.experiments.prefix import FirstBlocks
-from fedlens.models import backbones, heads
-from fedlens.models.blocks import last_blocks
+from fedlens.experiments.preparation.prefix import FirstBlocks
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
+from fedlens.models.architectures.blocks import last_blocks
 from fedlens.models.classifier import Classifier
 from fedlens.models.prefix import cut
 from fedlens.rng import Stream

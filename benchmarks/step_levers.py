@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from arithmetic import Clock, best_seconds, flop_of_step, gemm_rate
 from fedlens.federated.client import in_training_layout
-from fedlens.models import class_token
+from fedlens.models.architectures import class_token
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.training.optimizers import fuse
 from fedlens.training.precision import probe

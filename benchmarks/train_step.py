@@ -16,7 +16,8 @@ from fedlens import rng
 from fedlens.data.examples import ImageExamples, shuffled
 from fedlens.data.images import Images
 from fedlens.data.transforms import Augmentation, Pipeline
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.training.precision import Precision

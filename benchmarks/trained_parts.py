@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 
 from fedlens import rng
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.registry import trainable
 from fedlens.training.precision import Precision

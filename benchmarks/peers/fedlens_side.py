@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from federation import experiment, federation, rounds
 from fedlens.data.examples import TensorExamples
-from fedlens.data.partition import Partition
+from fedlens.data.partitions.partition import Partition
 from fedlens.federated.engines.parallel import Parallel
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks

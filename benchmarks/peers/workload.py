@@ -67,8 +67,9 @@ def model(name: str) -> nn.Module:
 def prepare(name: str, folder: Path, rounds: int) -> None:
     """Writes what `Workload` reads; needs fedlens, whose data and random streams these are."""
     from fedlens import rng
-    from fedlens.data import examples, synthetic
+    from fedlens.data import examples
     from fedlens.data.images import Images
+    from fedlens.data.sources import synthetic
     from fedlens.federated.sampling import uniform
 
     def sized(images: Images) -> dict[str, Tensor]:
@@ -121,7 +122,7 @@ def prepare(name: str, folder: Path, rounds: int) -> None:
 def _pretrained() -> dict[str, Tensor]:
     """The published weights of the ViT without its head, if they are on this machine, else none."""
     from fedlens.errors import FedlensError
-    from fedlens.models import backbones, weights
+    from fedlens.models.architectures import backbones, weights
 
     row = backbones.find("vit_tiny")
     backbone = backbones.create(row, resolution=SETTINGS["vit"].resolution)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from fedlens.arithmetic.merging import merge as merge
     from fedlens.arithmetic.task_vectors import apply_task_vector as apply_task_vector
     from fedlens.arithmetic.task_vectors import task_vector as task_vector
-    from fedlens.data.own_images import images as images
-    from fedlens.data.partition import Partition as Partition
-    from fedlens.data.partition import partition as partition
+    from fedlens.data.partitions.partition import Partition as Partition
+    from fedlens.data.partitions.partition import partition as partition
+    from fedlens.data.sources.own_images import images as images
     from fedlens.errors import FedlensError as FedlensError
     from fedlens.federated.library import Federation as Federation
     from fedlens.federated.library import fedadam as fedadam
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 # Public name → where it is defined.
 _PUBLIC = {
     # data
-    "images": "fedlens.data.own_images:images",
-    "Partition": "fedlens.data.partition:Partition",
-    "partition": "fedlens.data.partition:partition",
+    "images": "fedlens.data.sources.own_images:images",
+    "Partition": "fedlens.data.partitions.partition:Partition",
+    "partition": "fedlens.data.partitions.partition:partition",
     # sparse fine-tuning
     "fisher": "fedlens.sparse.model_masks:fisher",
     "mask": "fedlens.sparse.model_masks:mask",

@@ -834,14 +834,14 @@ server_optimizer = Registry(
 )
 correction = Registry(
     "correction",
-    ("fedlens.federated.correction", "fedlens.federated.algorithms"),
+    ("fedlens.federated.server.correction", "fedlens.federated.algorithms"),
     what="correction of clients' gradients",
     takes=lambda *_: (),
     doc="""A term that clients add to each gradient, from what the server remembers.
 
     A class called with the row's parameters, with the methods and attributes of
-    `fedlens.federated.correction.Correction`: `init` gives what the server remembers, `term` what
-    is added to one client's gradients, and `begin` an object that takes in the round's updates.
+    `fedlens.federated.server.correction.Correction`: `init` gives what the server remembers, `term`
+    what is added to a client's gradients, and `begin` an object that takes in the round's updates.
     The traits `needs_effective_steps=True`, `client_states=True` and `moves_model=True` (it changes
     the aggregated change) say what it cannot be combined with.
 
@@ -858,7 +858,7 @@ correction = Registry(
 )
 model_average = Registry(
     "model_average",
-    ("fedlens.federated.model_average",),
+    ("fedlens.federated.server.model_average",),
     what="average of global models",
     takes=lambda *_: (),
     doc="""An average of the global models of several rounds, which is evaluated in their place.
@@ -1024,7 +1024,7 @@ mask_rule = Registry(
 )
 partitioner = Registry(
     "partitioner",
-    ("fedlens.data.partition", "fedlens.data.assignments"),
+    ("fedlens.data.partitions.partition", "fedlens.data.partitions.assignments"),
     what="partition",
     takes=lambda *_: ("labels", "clients", "seed"),
     doc="""Who holds which training example.
@@ -1048,7 +1048,7 @@ partitioner = Registry(
 )
 dataset = Registry(
     "dataset",
-    ("fedlens.data",),
+    ("fedlens.data.sources",),
     what="dataset",
     takes=lambda *_: ("root",),
     common=(
@@ -1089,9 +1089,9 @@ dataset = Registry(
 )  # fmt: skip
 backbone = Registry(
     "backbone",
-    ("fedlens.models.backbones",),
+    ("fedlens.models.architectures.backbones",),
     what="backbone",
-    near="fedlens.models.timm_models:near",
+    near="fedlens.models.architectures.timm_models:near",
     common=(
         Parameter("resolution", int | None, FromTrait("resolution", None), Range("[1, 4096]"),
                   "pixels; null: the backbone's own, else the images' own"),
@@ -1121,7 +1121,7 @@ backbone = Registry(
     Examples:
         >>> import torch
         >>> import fedlens as fl
-        >>> from fedlens.models import backbones
+        >>> from fedlens.models.architectures import backbones
         >>> @fl.backbone(label="small CNN", resolution=32)
         ... def small_cnn(*, width: int = 8):
         ...     return torch.nn.Sequential(
@@ -1177,7 +1177,7 @@ head = Registry(
 )  # fmt: skip
 trainable = Registry(
     "trainable",
-    ("fedlens.models.trainable",),
+    ("fedlens.models.trained_parts.trainable",),
     what="part to train",
     takes=lambda *_: ("backbone", "stream"),
     doc="""Which part of the backbone is trained; the head is a choice of its own.

@@ -10,7 +10,7 @@ import typer
 
 import fedlens
 from fedlens.cli import app
-from fedlens.cli.arithmetic import _merge_methods
+from fedlens.cli.commands.arithmetic import _merge_methods
 from fedlens.cli.numbers import assignment
 from fedlens.cli.shared import out
 from fedlens.errors import FedlensError

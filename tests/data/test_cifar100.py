@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR100
 
-from fedlens.data import cifar100
+from fedlens.data.sources import cifar100
 from fedlens.errors import FedlensError
 
 NAMES = ("train", "test", "meta")

@@ -11,10 +11,10 @@ import fedlens as fl
 from fedlens.config.compose import compose
 from fedlens.config.identity import identity, run_name
 from fedlens.config.labels import labels
-from fedlens.data.folder import folder as open_folder
 from fedlens.data.images import Dataset, Images, MappedPixels
+from fedlens.data.sources.folder import folder as open_folder
 from fedlens.errors import FedlensError
-from fedlens.experiments.local_data import dataset, training_images
+from fedlens.experiments.preparation.local_data import dataset, training_images
 from fedlens.suites.estimates.cost import dataset_sizes
 from tests.data import pictures
 
@@ -269,7 +269,7 @@ def test_a_folder_and_its_images_give_the_same_examples(tmp_path: Path) -> None:
 
 def test_more_than_fits_goes_into_a_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory = fl.images(Photos(), size=6)
-    monkeypatch.setattr("fedlens.data.own_images.IN_MEMORY", 10)
+    monkeypatch.setattr("fedlens.data.sources.own_images.IN_MEMORY", 10)
     in_a_file = fl.images(Photos(), size=6)
     assert isinstance(in_a_file.images.pixels, MappedPixels)
     assert torch.equal(in_a_file.batch(torch.arange(6)), in_memory.batch(torch.arange(6)))

@@ -7,10 +7,10 @@ import pytest
 
 from fedlens.config.compose import compose
 from fedlens.config.identity import identity, run_name
-from fedlens.data.folder import folder as open_folder
-from fedlens.data.huggingface import huggingface
+from fedlens.data.sources.folder import folder as open_folder
+from fedlens.data.sources.huggingface import huggingface
 from fedlens.errors import FedlensError
-from fedlens.experiments.local_data import whole
+from fedlens.experiments.preparation.local_data import whole
 from tests.data import pictures
 
 datasets = pytest.importorskip("datasets", reason="the extra fedlens[huggingface] is not installed")
@@ -100,7 +100,7 @@ def test_a_path_that_is_not_there_and_one_that_is_no_dataset(tmp_path: Path) -> 
 
 
 def test_a_name_without_a_network_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlens.data.huggingface.unreachable", lambda url: "no network")
+    monkeypatch.setattr("fedlens.data.sources.huggingface.unreachable", lambda url: "no network")
     with pytest.raises(FedlensError, match=r"could not be downloaded \(no network\): run 'fedlens"):
         huggingface(None, 16, dataset="nobody/nothing-of-this-name")
 

@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 
 from fedlens import files
-from fedlens.data import decoding, image_cache, mapped_file
-from fedlens.data.image_cache import Source, mapped
+from fedlens.data import mapped_file
 from fedlens.data.images import Images, MappedPixels
+from fedlens.data.sources import decoding, image_cache
+from fedlens.data.sources.image_cache import Source, mapped
 from fedlens.errors import FedlensError
 from tests.data.pictures import picture
 
@@ -77,7 +78,7 @@ def test_a_killed_build_continues_where_it_was() -> None:
 
 SLOW = """
 import sys, time
-from fedlens.data import image_cache
+from fedlens.data.sources import image_cache
 from tests.data.test_image_cache import Opened
 image_cache.PART = 4
 opened = Opened()

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from fedlens.data import class_assignment
-from fedlens.data import partition as module
-from fedlens.data.partition import Partition, partition
-from fedlens.data.partition_statistics import histogram, statistics
+from fedlens.data.partitions import class_assignment
+from fedlens.data.partitions import partition as module
+from fedlens.data.partitions.partition import Partition, partition
+from fedlens.data.partitions.partition_statistics import histogram, statistics
 from fedlens.errors import FedlensError
 from fedlens.registry import partitioner
 

@@ -12,9 +12,9 @@ from fedlens.config.compose import compose
 from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config
 from fedlens.data.images import Dataset, Images
-from fedlens.data.shards import read_node, read_server
+from fedlens.data.partitions.shards import read_node, read_server
 from fedlens.errors import FedlensError
-from fedlens.experiments.local_data import training_images, whole, write_shards
+from fedlens.experiments.preparation.local_data import training_images, whole, write_shards
 from tests.data import pictures
 
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens import files
-from fedlens.data import shards, synthetic
 from fedlens.data.images import Dataset, Images
-from fedlens.data.partition import Partition, partition
-from fedlens.data.partition_statistics import histogram
+from fedlens.data.partitions import shards
+from fedlens.data.partitions.partition import Partition, partition
+from fedlens.data.partitions.partition_statistics import histogram
+from fedlens.data.sources import synthetic
 from fedlens.data.splits import stratified
 from fedlens.errors import FedlensError
 

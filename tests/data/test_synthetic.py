@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.data import synthetic
 from fedlens.data.images import Dataset
+from fedlens.data.sources import synthetic
 from fedlens.registry import dataset as rows
 
 SPLITS = ("train", "test")

@@ -13,10 +13,10 @@ from torchvision import datasets
 from fedlens.config.compose import compose
 from fedlens.config.identity import run_name
 from fedlens.config.labels import labels
-from fedlens.data import torchvision_sets
 from fedlens.data.images import MappedPixels
 from fedlens.data.known_sizes import TORCHVISION
-from fedlens.data.torchvision_sets import SETS, torchvision
+from fedlens.data.sources import torchvision_sets
+from fedlens.data.sources.torchvision_sets import SETS, torchvision
 from fedlens.errors import FedlensError
 from fedlens.registry import dataset
 from fedlens.suites.estimates.cost import dataset_sizes
@@ -142,7 +142,8 @@ def test_validation_images_are_training_images(tmp_path: Path) -> None:
 def test_a_missing_set_without_a_network_is_said_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedlens.data.torchvision_sets.unreachable", lambda url: "no network")
+    module = "fedlens.data.sources.torchvision_sets"
+    monkeypatch.setattr(f"{module}.unreachable", lambda url: "no network")
     with pytest.raises(FedlensError) as refused:
         torchvision(tmp_path, dataset="SVHN")
     assert str(refused.value) == (
@@ -154,7 +155,7 @@ def test_a_missing_set_without_a_network_is_said_in_one_sentence(
 
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fedlens.data.downloads.urllib.request.urlopen", lambda *a, **k: time.sleep(30)
+        "fedlens.data.sources.downloads.urllib.request.urlopen", lambda *a, **k: time.sleep(30)
     )
     started = time.monotonic()
     assert torchvision_sets.unreachable("http://localhost", 0.2) == "no answer within 0.2 seconds"
@@ -169,7 +170,7 @@ def test_a_download_is_moved_when_it_is_whole(
             eurosat(Path(self.root))
 
     monkeypatch.setattr(datasets.EuroSAT, "download", download)
-    monkeypatch.setattr("fedlens.data.torchvision_sets.unreachable", lambda url: None)
+    monkeypatch.setattr("fedlens.data.sources.torchvision_sets.unreachable", lambda url: None)
     data = torchvision(tmp_path / "data", 16, dataset="EuroSAT")
     assert len(data.load_train()) == 16
     assert [one.name for one in (tmp_path / "data").iterdir()] == ["eurosat"]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedlens.data.examples import FeatureExamples
-from fedlens.experiments.evaluation import Evaluator
+from fedlens.experiments.loops.evaluation import Evaluator
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.stop import StopRequest
 from fedlens.training.precision import Precision

@@ -9,7 +9,8 @@ import torch
 
 from fedlens.config.compose import compose
 from fedlens.experiments.export_model import _named, _timm_agrees, _timm_form, _weights
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.store import exported_model
 

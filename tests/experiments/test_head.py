@@ -18,12 +18,17 @@ from fedlens import params, rng
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.data.examples import FeatureExamples
-from fedlens.data.partition import Partition, partition
+from fedlens.data.partitions.partition import Partition, partition
 from fedlens.errors import FedlensError
 from fedlens.experiments import settings as settings_of
 from fedlens.experiments.clients import experiment_host
-from fedlens.experiments.head import HeadSettings, cached_statistics, fit_head, train_head
-from fedlens.experiments.local_data import partition_of
+from fedlens.experiments.preparation.head import (
+    HeadSettings,
+    cached_statistics,
+    fit_head,
+    train_head,
+)
+from fedlens.experiments.preparation.local_data import partition_of
 from fedlens.federated import sampling
 from fedlens.federated.client import Trainer
 from fedlens.federated.host import ClientHost, LocalClients

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.experiments.loop import Loop, LoopSettings
+from fedlens.experiments.loops.loop import Loop, LoopSettings
 from fedlens.runtime.stop import Interrupted
 from fedlens.store.checkpoints import Checkpoint, Checkpoints, Journals
 from fedlens.store.hashes import Hashes

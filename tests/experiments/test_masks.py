@@ -20,8 +20,8 @@ from fedlens.errors import FedlensError
 from fedlens.experiments import settings
 from fedlens.experiments.build import Experiment, build, with_resolution
 from fedlens.experiments.clients import local_session
-from fedlens.experiments.head import prepare_head
-from fedlens.experiments.masks import find_masks
+from fedlens.experiments.preparation.head import prepare_head
+from fedlens.experiments.preparation.masks import find_masks
 from fedlens.federated import host, wire
 from fedlens.federated.tasks import Clients
 from fedlens.files import cache_dir

@@ -15,12 +15,12 @@ from filelock import FileLock
 from fedlens import files, params
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
-from fedlens.data import synthetic
+from fedlens.data.sources import synthetic
 from fedlens.experiments import build, settings
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.clients import local_session
-from fedlens.experiments.head import prepare_head
-from fedlens.experiments.masks import find_masks
+from fedlens.experiments.preparation.head import prepare_head
+from fedlens.experiments.preparation.masks import find_masks
 from fedlens.federated import host
 from fedlens.models.heads import Statistics
 from fedlens.runtime.stop import Interrupted, StopRequest

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedlens import params
 from fedlens.data.examples import FeatureExamples
-from fedlens.data.partition import Partition
+from fedlens.data.partitions.partition import Partition
 from fedlens.federated.client import LocalTraining
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Engine
 from fedlens.models import heads

@@ -14,8 +14,8 @@ from fedlens import params
 from fedlens.arithmetic.merging import merge
 from fedlens.arithmetic.task_vectors import task_vector
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregation import Aggregator, Contribution
 from fedlens.federated.algorithms.choice import make_aggregator
+from fedlens.federated.server.aggregation import Aggregator, Contribution
 from fedlens.params import Params
 from fedlens.registry import aggregator, merge_method
 from fedlens.rng import Stream

@@ -8,14 +8,17 @@ from torch import nn
 
 import fedlens as fl
 from fedlens import params
-from fedlens.federated import carried, wire
-from fedlens.federated.carried import ExactProducts
+from fedlens.federated import wire
 from fedlens.federated.client import Trainer
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.rounds import FederatedAlgorithm
+from fedlens.federated.server import carried
+from fedlens.federated.server.carried import ExactProducts
 from fedlens.federated.tasks import Cohort
-from fedlens.models import batch_norm, classifier, lora
+from fedlens.models import classifier
+from fedlens.models.architectures import batch_norm
 from fedlens.models.classifier import Classifier
+from fedlens.models.trained_parts import lora
 from fedlens.rng import Stream, generator, scoped
 from tests.federated.small import CLASSES, WIDTH, examples, local_training, shards, tasks
 

@@ -15,7 +15,6 @@ from fedlens.federated import wire
 from fedlens.federated.algorithms.choice import make_aggregator
 from fedlens.federated.algorithms.fedcm import FedCM
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
-from fedlens.federated.carried import rules
 from fedlens.federated.client import (
     LocalTraining,
     Trainer,
@@ -30,6 +29,7 @@ from fedlens.federated.engines.vectorised import Vectorised
 from fedlens.federated.library import fedavg
 from fedlens.federated.rounds import FederatedAlgorithm, RoundReport, ServerState
 from fedlens.federated.sampling import chain, cyclic, draw_cohort
+from fedlens.federated.server.carried import rules
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort, Engine, NoUpdates
 from fedlens.params import Params
 from fedlens.registry import diagnostic

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedlens import params
-from fedlens.data.partition import Partition, partition
+from fedlens.data.partitions.partition import Partition, partition
 from fedlens.errors import FedlensError
 from fedlens.federated import wire
 from fedlens.federated.algorithms.fedcm import FedCM

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedlens import params
-from fedlens.data.partition import Partition, partition
+from fedlens.data.partitions.partition import Partition, partition
 from fedlens.errors import FedlensError
 from fedlens.federated import library
 from fedlens.federated.client import client_stream, local_order

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from fedlens import params
-from fedlens.federated.model_average import ExponentialAverage, LastModels, ModelAverage
-from fedlens.federated.server_memory import Memory
+from fedlens.federated.server.memory import Memory
+from fedlens.federated.server.model_average import ExponentialAverage, LastModels, ModelAverage
 
 MODELS = [{"w": torch.tensor([value, -value])} for value in (1.0, 2.0, 4.0, 8.0)]
 

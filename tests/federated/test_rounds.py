@@ -20,7 +20,7 @@ from fedlens.federated.diagnostics import make_diagnostics
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, RoundReport, ServerState
 from fedlens.federated.sampling import draw_cohort
-from fedlens.federated.server import make_server_optimizer
+from fedlens.federated.server.optimizers import make_server_optimizer
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort
 from fedlens.params import Params
 from fedlens.registry import aggregator, diagnostic

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens import params
-from fedlens.federated.server import ServerOptimizer, make_server_optimizer, server_step
+from fedlens.federated.server.optimizers import ServerOptimizer, make_server_optimizer, server_step
 from fedlens.params import Params
 from fedlens.registry import server_optimizer
 

@@ -206,7 +206,7 @@ def random_numbers() -> torch.Tensor:
 
 
 def synthetic_images() -> dict[str, torch.Tensor]:
-    from fedlens.data import synthetic
+    from fedlens.data.sources import synthetic
 
     data = synthetic.draw_dataset(train_per_class=4, test_per_class=2)
     train, test = data.load_train(), data.load_test()
@@ -224,7 +224,7 @@ def shards(
     labels: torch.Tensor, clients: int, name: str, seed: int, **keys: float
 ) -> list[torch.Tensor]:
     """The places of every client's examples."""
-    from fedlens.data.partition import partition
+    from fedlens.data.partitions.partition import partition
 
     if name in ("dirichlet", "quantity"):
         keys = {"min_size": 1, **keys}
@@ -242,7 +242,7 @@ def cohorts(name: str, seed: int, clients: int, size: int, rounds: int) -> list[
 
 def initial_weights(seed: int) -> list[torch.Tensor]:
     """Of the embedded world's backbone, before anything is learned."""
-    from fedlens.models import backbones
+    from fedlens.models.architectures import backbones
 
     backbone = backbones.create(backbones.find("vit_pico"), seed=seed)
     return [value.detach() for value in backbone.parameters()]

@@ -18,7 +18,7 @@ from fedlens.errors import FedlensError
 from fedlens.experiments import loaded_run
 from fedlens.experiments.build import Experiment, build
 from fedlens.experiments.clients import local_session
-from fedlens.experiments.evaluation import Evaluator
+from fedlens.experiments.loops.evaluation import Evaluator
 from fedlens.experiments.run import start
 from fedlens.registry import merge_method
 from fedlens.runtime.stop import StopRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedlens.cli import suites
+from fedlens.cli.commands import suites
 from fedlens.config.compose import load
 from fedlens.config.schema import Config, rounds
 from fedlens.store.run_folder import runs

@@ -20,7 +20,7 @@ from fedlens.config.compose import compose, load
 from fedlens.config.identity import run_name
 from fedlens.experiments.build import with_resolution
 from fedlens.experiments.loaded_run import LoadedRun, load_run
-from fedlens.experiments.local_data import dataset, training_images
+from fedlens.experiments.preparation.local_data import dataset, training_images
 from fedlens.experiments.run import start
 from fedlens.runtime.stop import StopRequest
 from fedlens.store.run_folder import RunFolder
@@ -102,7 +102,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Callable[[s
             if overrides[:1] == RESNET[:1]:
                 given += ["backbone.pretrained=true", f"backbone.weights={weights}"]
             folder = start(compose(experiment, given))
-            from fedlens.cli.export import export
+            from fedlens.cli.commands.export import export
 
             target = base / name / "model"
             export(str(folder.path), target)

@@ -26,7 +26,7 @@ from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower import apps, host
 from fedlens.experiments.flower.clients import SERVER_SHARD
-from fedlens.experiments.local_data import partition_spec, write_shards
+from fedlens.experiments.preparation.local_data import partition_spec, write_shards
 from fedlens.experiments.run import start
 from fedlens.federated import sampling
 from fedlens.federated.engines.serial import Serial
@@ -35,7 +35,7 @@ from fedlens.federated.flower.messages import ARRAYS, CONFIG, METRICS, VALUES, f
 from fedlens.federated.flower.refusals import Refusal
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
-from fedlens.models import backbones
+from fedlens.models.architectures import backbones
 from fedlens.params import Params
 from fedlens.registry import engine as engine_registry
 from fedlens.runtime.stop import Interrupted, StopRequest

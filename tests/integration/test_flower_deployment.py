@@ -24,7 +24,7 @@ from fedlens.config.identity import run_name
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower import deployment
-from fedlens.experiments.local_data import write_shards
+from fedlens.experiments.preparation.local_data import write_shards
 from fedlens.experiments.run import start
 from fedlens.federated.flower.deployment.child_process import ChildProcess
 from fedlens.federated.flower.deployment.processes import SuperLink, registered_nodes

@@ -14,7 +14,7 @@ from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower import apps
 from fedlens.experiments.flower.clients import SERVER_SHARD
-from fedlens.experiments.local_data import write_shards
+from fedlens.experiments.preparation.local_data import write_shards
 from fedlens.experiments.run import start
 from fedlens.federated.flower.secure_aggregation import SecureSettings, max_rounding_error
 from fedlens.store.checkpoints import Checkpoints

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from fedlens import cache, files
 from fedlens.config.compose import compose
-from fedlens.data import synthetic
+from fedlens.data.sources import synthetic
 from fedlens.errors import FedlensError
 from fedlens.experiments.run import start
 from fedlens.runtime.logs import LogFile

@@ -11,7 +11,7 @@ import torch
 from fedlens.config.schema import Config
 from fedlens.data import splits
 from fedlens.data.images import Dataset, Images
-from fedlens.experiments import local_data
+from fedlens.experiments.preparation import local_data
 from fedlens.experiments.run import start
 from fedlens.store.run_folder import runs
 from tests.integration.conftest import FEDERATED, ON_FEATURES, Tiny, facts

@@ -15,7 +15,8 @@ import fedlens as fl
 from fedlens import params, rng
 from fedlens.config.compose import compose
 from fedlens.experiments.run import start
-from fedlens.models import backbones, blocks, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones, blocks
 from fedlens.models.classifier import Classifier
 from fedlens.registry import backbone as registry
 from fedlens.sparse.parameter_groups import group, maskable

@@ -222,7 +222,7 @@ def federation(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     pytest.importorskip("flwr")
     from fedlens.experiments.flower import apps
     from fedlens.experiments.flower.clients import SERVER_SHARD
-    from fedlens.experiments.local_data import write_shards
+    from fedlens.experiments.preparation.local_data import write_shards
     from fedlens.federated.flower import client_app
     from tests.federated.flower.inprocess import InProcessGrid
 

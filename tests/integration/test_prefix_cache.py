@@ -13,10 +13,11 @@ from fedlens.config.identity import run_name
 from fedlens.config.schema import Config
 from fedlens.data.activations import ActivationExamples
 from fedlens.data.splits import Choice
-from fedlens.experiments import prefix, run, settings
+from fedlens.experiments import run, settings
 from fedlens.experiments.build import Experiment, build
-from fedlens.experiments.local_data import whole
-from fedlens.experiments.prefix import batch_sizes, start_after_frozen_blocks
+from fedlens.experiments.preparation import prefix
+from fedlens.experiments.preparation.local_data import whole
+from fedlens.experiments.preparation.prefix import batch_sizes, start_after_frozen_blocks
 from fedlens.experiments.run import resume, start
 from fedlens.runtime.stop import StopRequest
 from fedlens.store.checkpoints import Checkpoints

@@ -6,7 +6,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.models import backbones, blocks
+from fedlens.models.architectures import backbones, blocks
 from fedlens.registry import backbone as registry
 
 PICO = backbones.find("vit_pico")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.models import batch_norm
+from fedlens.models.architectures import batch_norm
 
 
 def net() -> nn.Sequential:

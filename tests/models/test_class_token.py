@@ -9,8 +9,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from fedlens.models import class_token, lora
+from fedlens.models.architectures import class_token
 from fedlens.models.classifier import Classifier
+from fedlens.models.trained_parts import lora
 from fedlens.rng import Stream, generator, scoped
 
 

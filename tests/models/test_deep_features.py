@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.models import backbones
-from fedlens.models.class_token import specialise
+from fedlens.models.architectures import backbones
+from fedlens.models.architectures.class_token import specialise
+from fedlens.models.architectures.module_features import with_features
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import Reading, deepen
-from fedlens.models.module_features import with_features
 
 SIZE = 32
 

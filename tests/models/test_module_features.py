@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fedlens as fl
 from fedlens.config.compose import compose
 from fedlens.errors import FedlensError
-from fedlens.models import backbones, blocks, weights
-from fedlens.models.module_features import FeatureModule
+from fedlens.models.architectures import backbones, blocks, weights
+from fedlens.models.architectures.module_features import FeatureModule
 from fedlens.registry import backbone as registry
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fedlens import rng
-from fedlens.models import backbones
-from fedlens.models.blocks import block_paths, last_blocks
+from fedlens.models.architectures import backbones
+from fedlens.models.architectures.blocks import block_paths, last_blocks
+from fedlens.models.architectures.module_features import with_features
 from fedlens.models.classifier import Classifier
-from fedlens.models.module_features import with_features
 from fedlens.models.prefix import cut, frozen_blocks
 
 FAMILIES = {

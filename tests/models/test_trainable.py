@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.models import lora
 from fedlens.models.classifier import Classifier
+from fedlens.models.trained_parts import lora
 from fedlens.registry import trainable
 from fedlens.rng import Stream, generator, scoped
 

@@ -15,11 +15,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedlens import files, params
-from fedlens.data import cifar100
 from fedlens.data.images import Images
+from fedlens.data.sources import cifar100
 from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
-from fedlens.models import backbones, heads, weights
+from fedlens.models import heads
+from fedlens.models.architectures import backbones, weights
 
 SIZE: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
 

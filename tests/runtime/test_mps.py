@@ -17,8 +17,8 @@ import fedlens as fl
 from fedlens import params
 from fedlens.arithmetic.task_vectors import applied, composed
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregation import RunningSum
-from fedlens.federated.server import make_server_optimizer, server_step
+from fedlens.federated.server.aggregation import RunningSum
+from fedlens.federated.server.optimizers import make_server_optimizer, server_step
 from fedlens.runtime.device import choose_device
 from fedlens.sparse.fisher import LABELS
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlens import params, rng
-from fedlens.models.stem import ConvStem
+from fedlens.models.architectures.stem import ConvStem
 from fedlens.sparse import layer_gradients
 from fedlens.sparse.per_example_gradients import SquaredGradients
 

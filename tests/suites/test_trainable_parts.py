@@ -8,7 +8,7 @@ from fedlens.config.schema import Config
 from fedlens.experiments.build import prepare
 from fedlens.federated import wire
 from fedlens.federated.client import trainable_parameters
-from fedlens.models import backbones
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.suites.suite import find

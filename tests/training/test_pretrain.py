@@ -15,9 +15,9 @@ from torch import nn
 
 from fedlens import params
 from fedlens.cache import recall
-from fedlens.data import synthetic
+from fedlens.data.sources import synthetic
 from fedlens.data.transforms import Pipeline
-from fedlens.models import backbones, weights
+from fedlens.models.architectures import backbones, weights
 from fedlens.runtime.threads import limited_threads
 from fedlens.training.pretrain import (
     SHIPPED,

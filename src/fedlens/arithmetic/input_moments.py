@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlens.data.examples import Examples, TensorExamples, as_examples
 from fedlens.errors import FedlensError
-from fedlens.models.mode import evaluating
+from fedlens.models.architectures.mode import evaluating
 
 Inputs = Tensor | tuple[Tensor, Tensor] | Sequence[tuple[Tensor, int]] | Examples
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fedlens.cli import (
+from fedlens.cli.commands import (
     arithmetic,
     data,
     export,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.data.folder_layout import layout
+from fedlens.data.sources.folder_layout import layout
 from fedlens.errors import FedlensError
 
 Sizes = tuple[int, int, int]  # classes, training images, test images

@@ -20,15 +20,17 @@ from fedlens.config.schema import Config, batch_norm, head_changes, head_only
 from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.data.features import features, stored
 from fedlens.data.images import Images
-from fedlens.data.partition import Partition
+from fedlens.data.partitions.partition import Partition
 from fedlens.data.splits import Choice, SealedTest
 from fedlens.data.transforms import Augmentation, Pipeline
-from fedlens.experiments.local_data import LocalData
-from fedlens.models import backbones, heads, lora, weights
-from fedlens.models import batch_norm as batch_norms
-from fedlens.models.blocks import freeze_blocks
+from fedlens.experiments.preparation.local_data import LocalData
+from fedlens.models import heads
+from fedlens.models.architectures import backbones, weights
+from fedlens.models.architectures import batch_norm as batch_norms
+from fedlens.models.architectures.blocks import freeze_blocks
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import Reading, deepen
+from fedlens.models.trained_parts import lora
 from fedlens.registry import RowSettings
 from fedlens.registry import dataset as dataset_registry
 from fedlens.registry import head as head_registry

@@ -13,12 +13,12 @@ import torch
 
 from fedlens.config.compose import row_of
 from fedlens.config.schema import Config
-from fedlens.data.partition import Partition
+from fedlens.data.partitions.partition import Partition
 from fedlens.experiments import settings
 from fedlens.experiments.build import Experiment
-from fedlens.experiments.head import BIAS, WEIGHT, cached_statistics
-from fedlens.experiments.local_data import LocalData, whole
-from fedlens.experiments.masks import make_calibrator
+from fedlens.experiments.preparation.head import BIAS, WEIGHT, cached_statistics
+from fedlens.experiments.preparation.local_data import LocalData, whole
+from fedlens.experiments.preparation.masks import make_calibrator
 from fedlens.federated.client import Trainer
 from fedlens.federated.engines.vectorised import Vectorised
 from fedlens.federated.host import Calibrator, ClientHost, LocalClients

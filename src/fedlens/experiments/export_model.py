@@ -20,10 +20,11 @@ from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import reading
 from fedlens.experiments.loaded_run import LoadedRun
-from fedlens.experiments.local_data import dataset
-from fedlens.experiments.provenance import setting
-from fedlens.models import backbones, heads
-from fedlens.models.backbones import Backbone
+from fedlens.experiments.preparation.local_data import dataset
+from fedlens.experiments.preparation.provenance import setting
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
+from fedlens.models.architectures.backbones import Backbone
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import deepen
 from fedlens.registry import backbone as backbone_registry

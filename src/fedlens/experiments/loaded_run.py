@@ -20,12 +20,12 @@ from fedlens.errors import FedlensError
 from fedlens.experiments import settings
 from fedlens.experiments.build import Experiment, build
 from fedlens.experiments.clients import local_session
-from fedlens.experiments.evaluation import Evaluator
-from fedlens.experiments.head import prepare_head
-from fedlens.experiments.masks import find_masks
+from fedlens.experiments.loops.evaluation import Evaluator
+from fedlens.experiments.preparation.head import prepare_head
+from fedlens.experiments.preparation.masks import find_masks
 from fedlens.federated.client import trainable_parameters
 from fedlens.federated.tasks import Clients
-from fedlens.models import lora
+from fedlens.models.trained_parts import lora
 from fedlens.params import Params
 from fedlens.registry import head as head_registry
 from fedlens.runtime.allocator import keep_large_blocks

@@ -22,19 +22,20 @@ from fedlens.config.identity import identity, run_name
 from fedlens.config.schema import Config, rounds
 from fedlens.data.splits import Choice
 from fedlens.errors import FedlensError
-from fedlens.experiments import privacy, settings
+from fedlens.experiments import settings
 from fedlens.experiments.build import Experiment, build, with_resolution
-from fedlens.experiments.central_loop import CentralLoop
 from fedlens.experiments.clients import ClientSession, open_session
-from fedlens.experiments.evaluation import Evaluator
-from fedlens.experiments.federated_loop import FederatedLoop
-from fedlens.experiments.head import prepare_head
-from fedlens.experiments.local_data import partition_record
-from fedlens.experiments.loop import Loop, Position, Watch
-from fedlens.experiments.masks import find_masks
-from fedlens.experiments.prefix import start_after_frozen_blocks
-from fedlens.experiments.provenance import record_session, setting
-from fedlens.experiments.result import choose, per_client, result
+from fedlens.experiments.loops.central_loop import CentralLoop
+from fedlens.experiments.loops.evaluation import Evaluator
+from fedlens.experiments.loops.federated_loop import FederatedLoop
+from fedlens.experiments.loops.loop import Loop, Position, Watch
+from fedlens.experiments.loops.result import choose, per_client, result
+from fedlens.experiments.preparation import privacy
+from fedlens.experiments.preparation.head import prepare_head
+from fedlens.experiments.preparation.local_data import partition_record
+from fedlens.experiments.preparation.masks import find_masks
+from fedlens.experiments.preparation.prefix import start_after_frozen_blocks
+from fedlens.experiments.preparation.provenance import record_session, setting
 from fedlens.federated.tasks import Clients
 from fedlens.files import clear_partials, replacing
 from fedlens.runtime.allocator import keep_large_blocks

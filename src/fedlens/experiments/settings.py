@@ -20,26 +20,26 @@ from fedlens.config.schema import (
     unit,
     visits,
 )
-from fedlens.experiments import privacy
 from fedlens.experiments.build import Experiment
-from fedlens.experiments.central_loop import CentralSettings
-from fedlens.experiments.federated_loop import FederatedSettings
-from fedlens.experiments.head import HeadSettings, HeadTraining
-from fedlens.experiments.loop import LoopSettings
-from fedlens.experiments.masks import MaskSettings
-from fedlens.experiments.prefix import PrefixSettings, batch_sizes
-from fedlens.experiments.refit import HeadRefit
+from fedlens.experiments.loops.central_loop import CentralSettings
+from fedlens.experiments.loops.federated_loop import FederatedSettings
+from fedlens.experiments.loops.loop import LoopSettings
+from fedlens.experiments.preparation import privacy
+from fedlens.experiments.preparation.head import HeadSettings, HeadTraining
+from fedlens.experiments.preparation.masks import MaskSettings
+from fedlens.experiments.preparation.prefix import PrefixSettings, batch_sizes
+from fedlens.experiments.preparation.refit import HeadRefit
 from fedlens.federated.algorithms.choice import make_aggregator
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
 from fedlens.federated.chains import ProximalTo
 from fedlens.federated.client import LocalTraining, Trainer
 from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.client_statistics import client_statistic as statistic_of
-from fedlens.federated.correction import Correction
 from fedlens.federated.engines import rows
 from fedlens.federated.host import CalibrationSettings
-from fedlens.federated.model_average import ModelAverage
 from fedlens.federated.sampling import draw_cohort
+from fedlens.federated.server.correction import Correction
+from fedlens.federated.server.model_average import ModelAverage
 from fedlens.federated.tasks import Engine
 from fedlens.registry import Row, backbone, diagnostic
 from fedlens.registry import head as head_registry

@@ -14,14 +14,16 @@ from torch import nn
 from fedlens import params
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError
-from fedlens.federated import carried, chains
+from fedlens.federated import chains
 from fedlens.federated.algorithms.fedprox import add_proximal_term
 from fedlens.federated.chains import MOMENTUM, ROUND, ProximalTo
 from fedlens.federated.client_statistics import ClientStatistic
-from fedlens.federated.correction import Correction
+from fedlens.federated.server import carried
+from fedlens.federated.server.correction import Correction
 from fedlens.federated.tasks import ClientTask, ClientUpdate
-from fedlens.models import batch_norm, class_token, classifier
-from fedlens.models.batch_norm import Mode
+from fedlens.models import classifier
+from fedlens.models.architectures import batch_norm, class_token
+from fedlens.models.architectures.batch_norm import Mode
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.packing import Packing

@@ -14,7 +14,7 @@ from torch import nn
 from fedlens.arithmetic.input_moments import moment_shapes, moments_at
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError, suggest
-from fedlens.models.mode import evaluating
+from fedlens.models.architectures.mode import evaluating
 from fedlens.rng import Stream
 from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.packing import Packing

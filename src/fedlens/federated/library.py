@@ -15,7 +15,7 @@ from torch import nn
 
 from fedlens import params
 from fedlens.data.examples import Array, Examples, as_examples
-from fedlens.data.partition import Partition
+from fedlens.data.partitions.partition import Partition
 from fedlens.errors import FedlensError, suggest
 from fedlens.federated.algorithms.choice import (
     MakeAggregator,
@@ -23,17 +23,17 @@ from fedlens.federated.algorithms.choice import (
     needed_statistic,
 )
 from fedlens.federated.algorithms.scaffold import SCAFFOLD
-from fedlens.federated.carried import rules
 from fedlens.federated.chains import PROXIMAL_TO, ProximalTo
 from fedlens.federated.client import LocalTraining, Trainer, trainable_parameters
 from fedlens.federated.client_statistics import EXAMPLES, client_statistic
-from fedlens.federated.correction import Correction
 from fedlens.federated.diagnostics import make_diagnostics
 from fedlens.federated.rounds import FederatedAlgorithm, OnUpdate, RoundReport, ServerState
 from fedlens.federated.sampling import Sample, cohort_size, draw_cohort
-from fedlens.federated.server import make_server_optimizer
+from fedlens.federated.server.carried import rules
+from fedlens.federated.server.correction import Correction
+from fedlens.federated.server.optimizers import make_server_optimizer
 from fedlens.federated.tasks import Cohort, Engine
-from fedlens.models.batch_norm import MODES, Mode
+from fedlens.models.architectures.batch_norm import MODES, Mode
 from fedlens.params import Params
 from fedlens.registry import Range, server_optimizer
 from fedlens.registry import correction as corrections

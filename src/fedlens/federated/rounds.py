@@ -19,22 +19,22 @@ import torch
 from fedlens import params
 from fedlens.errors import FedlensError
 from fedlens.federated import chains, wire
-from fedlens.federated.aggregation import (
+from fedlens.federated.algorithms.choice import MakeAggregator
+from fedlens.federated.algorithms.fedavg import FedAvg
+from fedlens.federated.algorithms.fedopt import ServerSgd
+from fedlens.federated.algorithms.scaffold import ClientMemory, InMemory
+from fedlens.federated.client import LocalTraining
+from fedlens.federated.diagnostics import Delta, MakeDiagnostic
+from fedlens.federated.server.aggregation import (
     Aggregator,
     Contribution,
     UnpacksUpdates,
     WeightedMean,
 )
-from fedlens.federated.algorithms.choice import MakeAggregator
-from fedlens.federated.algorithms.fedavg import FedAvg
-from fedlens.federated.algorithms.fedopt import ServerSgd
-from fedlens.federated.algorithms.scaffold import ClientMemory, InMemory
-from fedlens.federated.carried import CarriedRule
-from fedlens.federated.client import LocalTraining
-from fedlens.federated.correction import Correction
-from fedlens.federated.diagnostics import Delta, MakeDiagnostic
-from fedlens.federated.server import Moments, ServerOptimizer, server_step
-from fedlens.federated.server_memory import Memory
+from fedlens.federated.server.carried import CarriedRule
+from fedlens.federated.server.correction import Correction
+from fedlens.federated.server.memory import Memory
+from fedlens.federated.server.optimizers import Moments, ServerOptimizer, server_step
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Cohort, Engine, NoUpdates
 from fedlens.params import Params
 from fedlens.rng import Stream

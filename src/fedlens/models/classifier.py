@@ -6,10 +6,10 @@ Its inputs may be activations of the backbone instead: those at a `Cut` after it
 import torch
 from torch import nn
 
-from fedlens.models import lora
-from fedlens.models.batch_norm import Mode, statistics
-from fedlens.models.linearised import expansion
+from fedlens.models.architectures.batch_norm import Mode, statistics
 from fedlens.models.prefix import Cut
+from fedlens.models.trained_parts import lora
+from fedlens.models.trained_parts.linearised import expansion
 
 ORIGIN = "origin_"
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedlens import rng
 from fedlens.errors import FedlensError
-from fedlens.models.blocks import block_paths
+from fedlens.models.architectures.blocks import block_paths
 
 Tokens = Literal["class", "mean", "both"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens.models.blocks import block_paths, numbered_tensors
-from fedlens.models.module_features import output_of
+from fedlens.models.architectures.blocks import block_paths, numbered_tensors
+from fedlens.models.architectures.module_features import output_of
 
 EMBEDDING = "_pos_embed"  # timm's ViTs add position embeddings in a method, not in a module
 

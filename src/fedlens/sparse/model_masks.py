@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlens.data.examples import Examples, as_examples
 from fedlens.errors import FedlensError
-from fedlens.models.mode import evaluating
+from fedlens.models.architectures.mode import evaluating
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse import calibration

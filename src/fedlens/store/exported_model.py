@@ -17,11 +17,12 @@ from fedlens import params
 from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
 from fedlens.files import TEMPORARY, clear_partials, read_json, replacing, sha256, write_json
-from fedlens.models import backbones, heads
-from fedlens.models.backbones import Channels
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
+from fedlens.models.architectures.backbones import Channels
+from fedlens.models.architectures.module_features import with_features
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import Reading, deepen
-from fedlens.models.module_features import with_features
 from fedlens.params import Params
 
 TENSORS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"

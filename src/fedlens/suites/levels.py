@@ -113,7 +113,7 @@ def _whole_patches(config: Config, resolution: int) -> int:
     if "patch" in traits or "resolution" in traits:
         patch = int(traits.get("patch", 1))
     else:
-        from fedlens.models import backbones  # timm knows it
+        from fedlens.models.architectures import backbones  # timm knows it
 
         patch = backbones.find(config.backbone).patch
     return max(patch, resolution // patch * patch)

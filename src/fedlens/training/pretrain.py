@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from fedlens import files, rng
 from fedlens.cache import cached
-from fedlens.data import synthetic
 from fedlens.data.examples import ImageExamples, shuffled
+from fedlens.data.sources import synthetic
 from fedlens.data.transforms import Pipeline
-from fedlens.models import backbones
+from fedlens.models.architectures import backbones
 from fedlens.rng import Stream
 from fedlens.training.precision import Precision
 from fedlens.training.schedules import Schedule

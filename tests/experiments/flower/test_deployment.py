@@ -9,12 +9,12 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
-from fedlens.data.shards import node_name
+from fedlens.data.partitions.shards import node_name
 from fedlens.errors import FedlensError
 from fedlens.experiments.clients import open_session
 from fedlens.experiments.flower import apps, deployment
 from fedlens.experiments.flower.clients import SERVER_SHARD
-from fedlens.experiments.local_data import write_shards
+from fedlens.experiments.preparation.local_data import write_shards
 from fedlens.federated.flower.deployment.submission import Connection
 from fedlens.files import write_json
 from fedlens.runtime.stop import Interrupted, StopRequest

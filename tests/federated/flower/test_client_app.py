@@ -33,8 +33,8 @@ from fedlens.federated.flower.messages import ARRAYS, CONFIG, SETUP, UNPREPARED,
 from fedlens.federated.flower.refusals import Refusal
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
+from fedlens.models.architectures.weights import WrongWeights
 from fedlens.models.heads import Statistics
-from fedlens.models.weights import WrongWeights
 from fedlens.params import Params
 from fedlens.plugins import PluginError
 from fedlens.sparse.fisher import Sensitivity

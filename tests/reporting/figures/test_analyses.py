@@ -241,7 +241,7 @@ def test_interference_in_numbers() -> None:
 @pytest.mark.slow
 def test_drawing_loads_neither_torch_nor_pyplot() -> None:
     code = (
-        "import sys, fedlens.reporting.figures.analyses, fedlens.cli.arithmetic;"
+        "import sys, fedlens.reporting.figures.analyses, fedlens.cli.commands.arithmetic;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib.pyplot')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

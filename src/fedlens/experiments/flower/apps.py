@@ -15,14 +15,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedlens.config import compose
 from fedlens.config.schema import Config
-from fedlens.data import shards
-from fedlens.data.shards import NodeShard
+from fedlens.data.partitions import shards
+from fedlens.data.partitions.shards import NodeShard
 from fedlens.errors import FedlensError
-from fedlens.experiments import privacy
 from fedlens.experiments.flower.clients import SERVER_PLUGINS, identity
 from fedlens.experiments.flower.host import FlowerHost, HostSession
 from fedlens.experiments.flower.setup import NodeSettings, read_client_part
-from fedlens.experiments.local_data import of_node, whole
+from fedlens.experiments.preparation import privacy
+from fedlens.experiments.preparation.local_data import of_node, whole
 from fedlens.federated.flower.client_app import Protection, client_app
 from fedlens.federated.flower.setup import Setup
 from fedlens.plugins import Loaded, only_loaded

@@ -11,17 +11,17 @@ import torch
 
 from fedlens import plugins
 from fedlens.config.schema import Config
-from fedlens.data import shards
-from fedlens.data.shards import NodeShard, ServerShard
+from fedlens.data.partitions import shards
+from fedlens.data.partitions.shards import NodeShard, ServerShard
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.clients import ClientSession
 from fedlens.experiments.flower.setup import encode_setup
-from fedlens.experiments.local_data import of_server, partition_spec, whole
-from fedlens.federated import carried
+from fedlens.experiments.preparation.local_data import of_server, partition_spec, whole
 from fedlens.federated.chains import ROUND, prefixed
 from fedlens.federated.client import trainable_parameters
 from fedlens.federated.flower.setup import Setup
+from fedlens.federated.server import carried
 from fedlens.federated.tasks import Clients
 from fedlens.models import classifier
 from fedlens.registry import Range, engine

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedlens.config import compose
 from fedlens.config.checks import check_device
 from fedlens.config.schema import Config
-from fedlens.data import shards
+from fedlens.data.partitions import shards
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower.clients import SERVER_PLUGINS, SERVER_SHARD
 from fedlens.federated.flower.deployment.accounts import OWNER, USERS

@@ -16,8 +16,8 @@ from fedlens.experiments import settings
 from fedlens.experiments.build import build
 from fedlens.experiments.clients import experiment_host, shards
 from fedlens.experiments.flower.setup import decode_head, decode_masks
-from fedlens.experiments.head import BIAS, WEIGHT
-from fedlens.experiments.local_data import LocalData
+from fedlens.experiments.preparation.head import BIAS, WEIGHT
+from fedlens.experiments.preparation.local_data import LocalData
 from fedlens.federated.client import trainable_parameters
 from fedlens.federated.flower.refusals import Refusal, Refused
 from fedlens.federated.flower.setup import Setup

@@ -10,8 +10,8 @@ import torch
 from fedlens import params
 from fedlens.arithmetic.task_vectors import task_vector
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregation import Aggregator, Contribution
 from fedlens.federated.algorithms.merging import Merged
+from fedlens.federated.server.aggregation import Aggregator, Contribution
 from fedlens.params import Params
 from fedlens.registry import Row, aggregator, merge_method
 from fedlens.rng import Stream
@@ -32,7 +32,7 @@ def make_aggregator(
 
     Examples:
         >>> import torch
-        >>> from fedlens.federated.aggregation import Contribution
+        >>> from fedlens.federated.server.aggregation import Contribution
         >>> from fedlens.rng import Stream
         >>> start = {"w": torch.zeros(2)}
         >>> def largest(updates, weights):

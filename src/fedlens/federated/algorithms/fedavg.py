@@ -3,7 +3,7 @@
 McMahan et al., 2017, https://arxiv.org/abs/1602.05629.
 """
 
-from fedlens.federated.aggregation import WeightedMean
+from fedlens.federated.server.aggregation import WeightedMean
 from fedlens.registry import aggregator
 
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 
 from fedlens import params
-from fedlens.federated.correction import Corrected
-from fedlens.federated.server_memory import Memory
+from fedlens.federated.server.correction import Corrected
+from fedlens.federated.server.memory import Memory
 from fedlens.federated.tasks import ClientTask
 from fedlens.params import Params
 from fedlens.registry import Range, correction

@@ -7,7 +7,7 @@ Wang et al., 2020, https://arxiv.org/abs/2007.07481.
 import torch
 
 from fedlens.errors import FedlensError
-from fedlens.federated.aggregation import Contribution, RunningSum
+from fedlens.federated.server.aggregation import Contribution, RunningSum
 from fedlens.params import Params
 from fedlens.registry import aggregator
 from fedlens.rng import Stream

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 
-from fedlens.federated.server import Moments
+from fedlens.federated.server.optimizers import Moments
 from fedlens.params import Params
 from fedlens.registry import Range, server_optimizer
 

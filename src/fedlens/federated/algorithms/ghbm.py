@@ -9,8 +9,8 @@ Zaccone et al., 2023, https://arxiv.org/abs/2311.18578.
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedlens.federated.correction import Corrected
-from fedlens.federated.server_memory import Memory, last_models
+from fedlens.federated.server.correction import Corrected
+from fedlens.federated.server.memory import Memory, last_models
 from fedlens.federated.tasks import ClientTask
 from fedlens.params import Params
 from fedlens.registry import Range, correction

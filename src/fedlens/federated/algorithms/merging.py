@@ -12,7 +12,7 @@ import torch
 from fedlens import params
 from fedlens.arithmetic.merging import merge
 from fedlens.arithmetic.task_vectors import task_vector
-from fedlens.federated.aggregation import Contribution
+from fedlens.federated.server.aggregation import Contribution
 from fedlens.params import Params
 from fedlens.registry import Row
 from fedlens.rng import Stream

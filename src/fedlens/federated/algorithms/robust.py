@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 
 from fedlens import params
-from fedlens.federated.aggregation import Contribution, RunningSum
+from fedlens.federated.server.aggregation import Contribution, RunningSum
 from fedlens.params import Params
 from fedlens.registry import Range, aggregator
 from fedlens.rng import Stream

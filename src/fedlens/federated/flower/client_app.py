@@ -27,7 +27,7 @@ from fedlens.federated.flower.refusals import Refusal, Refused
 from fedlens.federated.flower.secure_aggregation import secure_training
 from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientUpdate
-from fedlens.models.weights import WrongWeights
+from fedlens.models.architectures.weights import WrongWeights
 from fedlens.plugins import PluginError
 
 # Differential privacy, and whether secure aggregation is required.

@@ -22,7 +22,8 @@ from fedlens.config.compose import row_of
 from fedlens.config.schema import Config, batch_norm
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import prepare
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.suites.estimates.cost import Count, batch_of, count_key, dataset_sizes

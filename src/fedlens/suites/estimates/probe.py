@@ -21,7 +21,8 @@ from fedlens.data.images import Images
 from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments import settings
 from fedlens.experiments.build import prepare
-from fedlens.models import backbones, heads
+from fedlens.models import heads
+from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream
 from fedlens.runtime.device import choose_device

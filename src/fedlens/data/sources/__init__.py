@@ -1,0 +1,1 @@
+"""Datasets by where they come from: files, archives, folders, other libraries, and a generator."""

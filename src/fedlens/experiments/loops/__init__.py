@@ -1,0 +1,1 @@
+"""The loop over epochs or rounds: training, evaluation, checkpoints, the result."""

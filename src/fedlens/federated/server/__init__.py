@@ -1,0 +1,1 @@
+"""What the server does with client updates: combine them, step, remember, average."""
