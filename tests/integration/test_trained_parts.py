@@ -102,7 +102,7 @@ def test_the_report_compares_parts_by_the_bytes_of_an_update(
 ) -> None:
     report.write([runs["full"].path.parent], tmp_path / "report", About())
     tables = (tmp_path / "report" / "tables" / "tables.md").read_text(encoding="utf-8")
-    part = tables.partition("Which part to train")[2].partition("\n## ")[0]
+    part = tables.partition("Which part of the model to train")[2].partition("\n## ")[0]
     sizes = [float(text.replace(",", "")) for text in re.findall(r"\(([\d,]+) kB\)", part)]
     assert len(sizes) >= len(PARTS)
     rows = sizes[: len(PARTS)]
