@@ -111,7 +111,8 @@ def pico_weights(
 
 def file_name(recipe: Recipe, row: backbones.Backbone) -> str:
     """With a digest of everything that the weights depend on."""
-    content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(backbones.PICO.items()))
+    architecture = {key: getattr(one, "__name__", one) for key, one in backbones.PICO.items()}
+    content = (VERSION, synthetic.recipe(), astuple(recipe), sorted(architecture.items()))
     digest = hashlib.sha256(repr((*content, row.mean, row.std)).encode()).hexdigest()
     return f"vit_pico-{digest[:16]}.safetensors"
 
