@@ -4,8 +4,10 @@ One rule decides what happens to a command, by its first word:
 - `run`, `suite` and `data partition` of the tutorial and README run, with TINY appended;
 - `ls`, `show`, `config`, `masks` and `arithmetic` of the tutorial run on those runs;
 - `report` runs once, after the last page, on all runs of the tutorial;
-- all other commands need real data, other processes, hours or a network. tests/test_docs.py parses
-  them, and composes and checks the configs of their runs.
+- `run`, `tune` and `arithmetic` of how-tos and concepts run on the synthetic benchmark, each once;
+- commands on folders of one's own, Flower, SLURM and Colab run in the tests of those features;
+- all other commands need hours or a network. tests/test_docs.py parses them, and composes and
+  checks the configs of their runs.
 """
 
 import re
@@ -35,6 +37,8 @@ FEDERATED = ["federated.rounds=1", "federated.participation=0.02", "federated.lo
 SPARSE = ["sparse.rounds=1", "sparse.examples=20"]
 KEPT = ["federated.participation=0.4"]  # so that the class to forget is among the kept updates
 SUITE = ["--seeds", "1", "--jobs", "1", "--only", "IID"]
+SYNTHETIC = ["data=synthetic", "backbone=vit_pico", "augment=none"]
+ELSEWHERE = ("engine=flower", "data=", "best.yaml", "/shared/")  # in the tests of those features
 
 
 def tiny(words: list[str]) -> list[str]:
@@ -107,3 +111,59 @@ def test_the_commands_of_the_readme_run(folder: Path, fedlens: Call) -> None:
     assert run_all(ROOT / "README.md", fedlens) == 2
     labels = {run.result["labels"].get("algorithm") for run in runs(Path("runs")) if run.result}
     assert labels == {"FedAvg", "agreeing mean"}
+
+
+def how_to_commands(command: str) -> list[str]:
+    """The commands of how-tos and concepts that begin with this word, each once."""
+    found: dict[str, None] = {}
+    for page in sorted((ROOT / "docs").glob("*/*.md")):
+        if page.parent.name in ("how-to", "concepts"):
+            text = page.read_text("utf-8").replace("\\\n", " ")
+            for line in re.findall(rf"^fedlens ({command} .*)$", text, re.MULTILINE):
+                if not any(one in line for one in ELSEWHERE):
+                    found[shlex.join(shlex.split(line, comments=True))] = None
+    assert found
+    return list(found)
+
+
+@pytest.mark.parametrize("line", how_to_commands("run"))
+def test_the_runs_of_how_tos(line: str, folder: Path, fedlens: Call) -> None:
+    command, name, *settings = shlex.split(line)
+    rest = tiny([command, name])[2:]
+    fewer = ["federated.clients=20", "federated.participation=0.1"] if "fed" in name else []
+    code, out, err = fedlens(command, name, *SYNTHETIC, *settings, *rest, *fewer)
+    assert code == 0, out + err
+    assert [run.result is not None for run in runs(folder / "runs")] == [True]
+
+
+@pytest.mark.parametrize("line", how_to_commands("tune"))
+def test_the_searches_of_how_tos(line: str, folder: Path, fedlens: Call) -> None:
+    command, name, *settings = shlex.split(line)
+    rest = [*tiny(["run", name])[2:], "evaluate.every=1"]
+    code, out, err = fedlens(command, name, *SYNTHETIC, *settings, *rest, "--trials", "2")
+    assert code == 0, out + err
+    assert list((folder / "runs" / "tune").glob("*/best.yaml"))
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two tiny runs, FIRST and SECOND, whose client updates were all kept."""
+    from fedlens.config.compose import compose
+    from fedlens.experiments.run import start
+
+    root = tmp_path_factory.mktemp("edited")
+    few = ["federated.clients=10", "federated.participation=1", "federated.rounds=1",
+           "federated.local_steps=1", "federated.keep_updates=1", "partition=classes",
+           "partition.classes_per_client=10", "threads=1"]  # fmt: skip
+    for number, name in enumerate(("FIRST", "SECOND")):
+        start(compose("quickstart_fedavg", [*TINY[:-2], *few, f"run.name={name}",
+              f"seed={number}", "train.lr=0.01", f"run.root={root}"]))  # fmt: skip
+    return root
+
+
+@pytest.mark.parametrize("line", how_to_commands("arithmetic"))
+def test_the_analyses_of_how_tos(line: str, edited: Path, fedlens: Call) -> None:
+    words = [re.sub(r"^RUN$", "FIRST", word) for word in shlex.split(line)]
+    code, out, err = fedlens(*words, "--runs", str(edited))
+    assert code == 0, out + err
+    assert "record:" in out
