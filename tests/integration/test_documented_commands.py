@@ -130,8 +130,8 @@ def how_to_commands(command: str) -> list[str]:
 def test_the_runs_of_how_tos(line: str, folder: Path, fedlens: Call) -> None:
     command, name, *settings = shlex.split(line)
     rest = tiny([command, name])[2:]
-    fewer = ["federated.clients=20", "federated.participation=0.1"] if "fed" in name else []
-    code, out, err = fedlens(command, name, *SYNTHETIC, *settings, *rest, *fewer)
+    more = "data.train_per_class=20"  # enough for 10 classes of each client
+    code, out, err = fedlens(command, name, *SYNTHETIC, *settings, *rest, more)
     assert code == 0, out + err
     assert [run.result is not None for run in runs(folder / "runs")] == [True]
 
