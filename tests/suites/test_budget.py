@@ -109,6 +109,19 @@ def test_where_nothing_fits_whole_the_last_in_order_are_left_out() -> None:
     assert plan.passed_over == 0
 
 
+def test_where_nothing_fits_no_training_is_given_up_for_next_to_nothing() -> None:
+    """Runs of 100, 12 and 10 s: the second level is at most a quarter longer than the last."""
+    cost = {None: 100.0, 160: 12.0, 112: 10.0}
+
+    def evaluating(cells: Sequence[Cell]) -> list[RunCost]:
+        return [RunCost(cost[cell.config.backbone.resolution]) for cell in cells]
+
+    plan = planned(40 / (1 - RESERVE), timer=evaluating)
+    assert plan.level == RULES.levels[1]
+    assert plan.skipped == [(RULES.levels[0], 600.0)]
+    assert seeds(plan) == {"m": 3}
+
+
 def test_others_get_no_second_seed_before_the_headline_has_three() -> None:
     def unequal(cells: Sequence[Cell]) -> list[RunCost]:
         return [RunCost(10.0 if cell.row == "m" else 1.0) for cell in cells]

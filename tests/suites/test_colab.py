@@ -23,6 +23,7 @@ SECONDS = {  # an image takes; masks are computed in float32
     "train": 3 * FORWARD_FLOP / T4_FLOPS,
     "evaluate": FORWARD_FLOP / T4_FLOPS,
     "calibrate": 6 * FORWARD_FLOP / (KNOWN["t4"].single * KNOWN["t4"].utilisation),
+    "visit": 2 * 5 * 4 * 21.7e6 / KNOWN["t4"].bandwidth,  # twice a step's passes over the weights
     "head": 0.0,
 }
 START_S = 5.0  # of a run

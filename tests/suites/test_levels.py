@@ -71,6 +71,15 @@ def test_central_training_takes_the_same_share_of_its_steps(cells: list[Cell]) -
         assert after.train.batch_size == 64 * Fraction(batch)
 
 
+def test_no_batch_becomes_smaller_than_eight_images_or_larger_than_it_was() -> None:
+    level = Level(batch=Fraction(1, 8))
+    sizes = {1: 1, 8: 8, 16: 8, 64: 8, 128: 16}
+    for before, after in sizes.items():
+        words = ["centralized", f"train.batch_size={before}"]
+        cells = [Cell("", "", "", compose(words[0], words[1:]), words, [])]
+        assert Cutter(cells)(cells, level)[0].config.train.batch_size == after
+
+
 def test_resolution_is_a_limit_in_whole_patches(cells: list[Cell]) -> None:
     assert Cutter(cells)(cells, Level(resolution=100))[0].config.backbone.resolution == 96
     assert Cutter(cells)(cells, Level(resolution=500))[0] is cells[0]

@@ -1,7 +1,8 @@
 """Plan a study into a given time: one level for all runs, then the runs in order of priority.
 
 The level is the best at which the headline runs fit with three seeds and all other runs with one.
-Time that is left goes to more seeds; where no level fits, the last runs in order are left out.
+Time that is left goes to more seeds. Where no level fits, it is the best that takes little longer
+than the last, and the last runs in order are left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,9 @@ from fedlens.suites.eta import makespan
 from fedlens.suites.suite import SLASH, Cell, first_match
 
 SEEDS = 3  # of the headline runs, before others get a second one
+LITTLE_LONGER = (
+    1.25  # than the last level, where none fits: cutting further then saves next to nothing
+)
 RESERVE = 0.1  # of the time, for what an estimate misses
 
 
@@ -107,17 +111,17 @@ def make(
     timer: Timer,
     rough_timer: Timer,
 ) -> BudgetPlan:
-    """The plan of these runs for `time` seconds, at the best of the levels that fits, or the last.
+    """The plan of these runs for `time` seconds, at the best of the levels that fits.
 
     `rough_timer` rules levels out, `timer` confirms the one that is chosen.
     """
     phases, cells = zip(*ordered, strict=True)
     needed = cells[: sum(phase < Phase.FURTHER for phase in phases)]
     available = time * (1 - RESERVE)
-    *better, chosen = levels
     skipped: list[tuple[Level, float]] = []
+    chosen: Level | None = None
     before: list[Cell] = []
-    for level in better:
+    for level in levels:
         if (runs := at_level(needed, level)) == before:  # it changes nothing in this study
             continue
         before, need = runs, makespan(durations(rough_timer(runs)), at_once)
@@ -127,6 +131,10 @@ def make(
             chosen = level
             break
         skipped.append((level, need))
+    if chosen is None:
+        enough = LITTLE_LONGER * skipped[-1][1]
+        place = next(k for k, (_, need) in enumerate(skipped) if need <= enough)
+        chosen, skipped = skipped[place][0], skipped[:place]
     runs = at_level(cells, chosen)
     costs = timer(runs)
     fits = _fitting(phases, costs, available, at_once)

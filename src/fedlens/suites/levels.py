@@ -19,6 +19,8 @@ from fedlens.suites.estimates.cost import steps_per_epoch, units
 from fedlens.suites.plan import own_resolution
 from fedlens.suites.suite import Cell, with_overrides
 
+LEAST_BATCH = 8  # images: below, learning rates no longer fit, and a step costs as much
+
 
 class Cutter:
     """Cuts runs of a study down to a level; keys in `fixed` stay as they are.
@@ -58,7 +60,7 @@ def _values(config: Config, level: Level, multiple: int) -> dict[str, Any]:
     own = own_resolution(config)
     if level.resolution and level.resolution < own:
         values["backbone.resolution"] = _whole_patches(config, level.resolution)
-    size = max(1, round(config.train.batch_size * level.batch))
+    size = max(LEAST_BATCH, round(config.train.batch_size * level.batch))
     if size < config.train.batch_size:
         values["train.batch_size"] = size
     federated = config.federated

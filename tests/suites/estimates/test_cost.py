@@ -92,12 +92,28 @@ def test_clients_calibrate_on_what_they_hold() -> None:
     assert shared(work_of(compose("quickstart_sparse", some)))["masks"] == 6 * 10 * 50
 
 
+def test_every_client_that_answers_is_a_visit() -> None:
+    """10 of 100 clients in each of 2000 / 4 rounds, of which a tenth drops out."""
+    assert work_of(compose("fedavg_iid", [])).images["visit"] == 5_000
+    assert work_of(compose("fedavg_iid", ["federated.dropout=0.1"])).images["visit"] == 4_500
+    assert "visit" not in work_of(compose("centralized", [])).images
+
+
+def test_evaluation_is_timed_once_whatever_is_trained_unless_that_adds_to_the_model() -> None:
+    def key(trained: str, task: str) -> str:
+        return speed_key(compose("centralized", [f"train.trainable={trained}"]), task)
+
+    assert key("full", "evaluate") == key("last_blocks:2", "evaluate") == key("head", "evaluate")
+    assert key("full", "train") != key("last_blocks:2", "train")
+    assert len({key(one, "evaluate") for one in ("full", "lora", "linearised")}) == 3
+
+
 def test_heads_on_features_leave_the_backbone_one_pass() -> None:
     work = work_of(compose("federated_head", ["data=synthetic", "backbone=vit_pico"]))
     assert work.images.keys() == {"head"}
     assert shared(work) == {"train features": 20_000, "test features": 5_000}
     augmented = work_of(compose("federated_head", ["augment=standard"]))
-    assert augmented.images.keys() == {"train", "evaluate"}  # every image is another one
+    assert augmented.images.keys() == {"train", "evaluate", "visit"}  # every image is another one
     assert augmented.shared == ()
 
 

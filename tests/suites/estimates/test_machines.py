@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedlens.config.compose import changed, compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.suites.estimates import machines, probe
 from fedlens.suites.estimates.calculator import Calculator
-from fedlens.suites.estimates.cost import Count
+from fedlens.suites.estimates.cost import VISIT_STEPS, Count
 from fedlens.suites.estimates.counts import count
 from fedlens.suites.estimates.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
 from fedlens.suites.estimates.memory import peak_memory
@@ -38,12 +39,12 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     calls: list[tuple[int, str]] = []
     now = [0.0]
 
-    def seconds_per_image(config: Config, task: str, *, threads: int) -> float:
+    def seconds_of_batches(config: Config, task: str, *, threads: int) -> tuple[float, float]:
         now[0] += 1.0
         calls.append((config.train.batch_size, task))
-        return 1e-3
+        return 0.0, 1e-3
 
-    monkeypatch.setattr(probe, "seconds_per_image", seconds_per_image)
+    monkeypatch.setattr(probe, "seconds_of_batches", seconds_of_batches)
     monkeypatch.setattr(machines.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(machines, "load_average", lambda: 0.0)
     return calls
@@ -93,6 +94,31 @@ def test_little_work_is_not_timed_where_its_speed_follows_from_another(
     machine.prepare([Wanted(large, "train", 99.0), Wanted(small, "train", 1.0)])
     assert machine(small, ["train"])["train"] == pytest.approx(1e-3, rel=0.05)
     assert timed == [(16, "train")]
+
+
+def test_a_small_batch_costs_as_much_as_its_fixed_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timed at 64 images: 50 ms and 1 ms an image, so a batch of one takes 51 ms."""
+    monkeypatch.setattr(probe, "seconds_of_batches", lambda *_, **__: (0.05, 1e-3))
+    large, small = pico("train.batch_size=64"), pico("train.batch_size=1")
+    machine = ThisMachine(Calculator())
+    machine.prepare([Wanted(large, "train", 99.0), Wanted(small, "train", 1.0)])
+    assert machine(large, ["train"])["train"] == pytest.approx(1e-3 + 0.05 / 64)
+    assert machine(small, ["train"])["train"] == pytest.approx(0.051, rel=0.01)
+    assert machine(small, ["visit"])["visit"] == pytest.approx(VISIT_STEPS * 0.05)
+    assert len(machine.timed) == 1
+
+
+@pytest.mark.parametrize(("fixed", "each", "batch_size"), [(0.004, 0.0005, 64), (0.02, 0.001, 1)])
+def test_the_fixed_part_and_an_image_are_found_from_batches(
+    fixed: float, each: float, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def step(index: torch.Tensor) -> None:
+        now[0] += fixed + each * len(index)
+
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
+    assert probe._timed(step, batch_size) == pytest.approx((fixed, each))
 
 
 def test_what_was_timed_is_remembered_unless_the_file_is_damaged(

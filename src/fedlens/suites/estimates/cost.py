@@ -1,7 +1,8 @@
 """The work of a run, from its config alone: how many images it trains on, evaluates and so on.
 
-seconds ≈ Σ over tasks of images × seconds per image. Work that runs share (features, masks)
-counts with the first run that needs it; early stopping and the cache lower it. No torch.
+seconds ≈ Σ over tasks of images × seconds per image; the task "visit" counts visits of clients.
+Work that runs share (features, masks) counts with the first run that needs it; early stopping and
+the cache lower it. No torch.
 """
 
 import json
@@ -15,13 +16,24 @@ from typing import Any
 
 from fedlens.analyses.grids import grid
 from fedlens.config.schema import Config, cohort_size, head_only, rounds, visits
-from fedlens.registry import RowSettings, backbone, dataset, head, mask_rule, merge_method
+from fedlens.registry import (
+    RowSettings,
+    backbone,
+    dataset,
+    head,
+    mask_rule,
+    merge_method,
+    trainable,
+)
 
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
-RELATIVE_COST = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "head": 0.001}
+# A visit of a client moves the weights, whatever the images.
+RELATIVE_COST = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "visit": 3.0, "head": 0.001}
+WITHOUT_PIXELS = ("visit", "head")
 UNKNOWN_SIZES = {"classes": 100, "train_images": 50_000, "test_images": 10_000}  # as CIFAR-100
 NO_SPEED = ("pretrained", "weights", "sha256", "freeze_blocks")  # of a backbone's parameters
 HEAD_S = 2e-6  # of an image of a head on cached features: negligible
+VISIT_STEPS = 2  # a visit costs what so many training steps cost besides their images
 OVERHEAD_S = 1.0  # of a run, for everything else: opening data and weights, writing records
 
 
@@ -85,10 +97,9 @@ def work_of(config: Config) -> Work:
     solved += config.head.train_layers is not None and total > 0
     evaluated += solved * (sizes.train + sizes.validation)
     frozen = on_features(config)
-    images = {"head": trained + evaluated} if frozen else {
-        "train": trained,
-        "evaluate": evaluated,
-    }  # fmt: skip
+    images = {"head": trained + evaluated} if frozen else {"train": trained, "evaluate": evaluated}
+    if config.federated.clients and not frozen:
+        images["visit"] = round(total * _visits(config))
     if head[config.head.name].traits.get("by") == "training":
         images["head"] = images.get("head", 0) + _head_images(config)
     return Work(images, tuple(_shared(config, sizes, frozen)))
@@ -188,8 +199,11 @@ def speed_key(config: Config, task: str) -> str:
     if task == "head":
         return _key(task)
     train, sparse = config.train, config.sparse
-    key = [task, _architecture(config), train.trainable, train.precision, config.device,
-           batch_of(config, task)]  # fmt: skip
+    added = task != "evaluate" or not trainable[train.trainable.name].traits.get(
+        "whole_weights", True
+    )
+    key = [task, _architecture(config), train.trainable if added else None, train.precision,
+           config.device, batch_of(config, task)]  # fmt: skip
     if task == "train":
         key += [config.backbone.freeze_blocks, config.head.freeze, train.batch_size,
                 train.optimizer.name, sparse.density is not None,
@@ -202,7 +216,7 @@ def speed_key(config: Config, task: str) -> str:
 def relative_cost(config: Config, task: str) -> float:
     """A rough cost of one image: forward passes × pixels, before anything is timed or counted."""
     pixels = 1.0
-    if task != "head":
+    if task not in WITHOUT_PIXELS:
         own = backbone[config.backbone.name].traits.get("resolution")
         pixels = ((config.backbone.resolution or own or 224) / 224) ** 2
     return RELATIVE_COST[task] * pixels
@@ -284,9 +298,13 @@ def _round_images(config: Config, sizes: Sizes) -> int:
     """Of all clients that answer, each with a shard of the same size."""
     federated = config.federated
     assert federated.clients is not None
-    present = visits(config) * (1 - federated.dropout)
     steps = ((federated.min_local_steps or federated.local_steps) + federated.local_steps) / 2
-    return round(present * _client_images(sizes.train // federated.clients, steps, config))
+    return round(_visits(config) * _client_images(sizes.train // federated.clients, steps, config))
+
+
+def _visits(config: Config) -> float:
+    """Clients that answer in a round."""
+    return visits(config) * (1 - config.federated.dropout)
 
 
 def _client_images(shard: int, steps: float, config: Config) -> float:

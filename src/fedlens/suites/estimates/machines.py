@@ -1,7 +1,8 @@
 """How long an image takes on a machine, and how much memory a run: on this one, or on a known one.
 
 Here a step of each kind is timed, the kinds with most work first, until the time for it is over;
-the others follow by arithmetic, seconds ∝ FLOPs. Elsewhere, seconds = FLOPs / (peak × utilisation).
+the others follow by arithmetic: a batch takes a fixed time, and its images seconds ∝ FLOPs.
+Elsewhere, seconds = FLOPs / (peak × utilisation).
 """
 
 import hashlib
@@ -23,7 +24,15 @@ from fedlens.files import cache_dir, write_json
 from fedlens.runtime import units
 from fedlens.runtime.machine import cores_allowed, load_average, processor
 from fedlens.suites.estimates.calculator import Calculator
-from fedlens.suites.estimates.cost import HEAD_S, Count, batch_of, count_key, speed_key
+from fedlens.suites.estimates.cost import (
+    HEAD_S,
+    RELATIVE_COST,
+    VISIT_STEPS,
+    Count,
+    batch_of,
+    count_key,
+    speed_key,
+)
 from fedlens.suites.estimates.memory import counted_tasks, peak_memory
 
 log = logging.getLogger(__name__)
@@ -33,7 +42,8 @@ PATIENCE_S = 12.0  # after which nothing more is timed, since the command began
 PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cannot be measured
 LARGE_SHARE = 0.1  # of the work: a kind is timed although its speed follows from another's
 CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
-FORMAT = 2  # of the cache's file: another number makes a new one
+UPDATE_PASSES = 5  # over the weights, of a training step: its gradient, momentum and update
+FORMAT = 3  # of the cache's file: another number makes a new one
 
 
 class Wanted(NamedTuple):
@@ -42,6 +52,15 @@ class Wanted(NamedTuple):
     config: Config
     task: str
     share: float
+
+
+class Timed(NamedTuple):
+    """A kind of step: a batch of n images takes `fixed` + `each` · n seconds."""
+
+    config: Config
+    task: str
+    fixed: float
+    each: float
 
 
 class Machine(Protocol):
@@ -152,13 +171,17 @@ class Elsewhere:
         """The slower of arithmetic and memory; memory moves what a step has alive several times."""
         if task == "head":
             return HEAD_S
-        counted, row = self.counts.count(config, task), self.row
+        row = self.row
+        if task == "visit":
+            model = 4 * self.counts.count(config, "train").parameters
+            return VISIT_STEPS * UPDATE_PASSES * model / row.bandwidth
+        counted = self.counts.count(config, task)
         half = config.train.precision == "amp"
         rate = row.half * row.half_utilisation if half else row.single * row.utilisation
         images = batch_of(config, task)
         passes = 1.0 if task == "evaluate" else 3.0
         moved = passes * counted.peak / images * (0.5 if half else 1.0)
-        weights = 4 * counted.parameters * (3 if task == "calibrate" else 5 / images)
+        weights = 4 * counted.parameters * (3 if task == "calibrate" else UPDATE_PASSES / images)
         return max(counted.flops / rate, (moved + weights) / row.bandwidth)
 
     def peak_memory(self, config: Config) -> int:
@@ -205,9 +228,9 @@ class ThisMachine:
         self.at_once = at_once
         self.memory: int | None = _memory()
         self.busy = load_average() > cores_allowed()
-        self.timed: dict[tuple[str, str], tuple[Config, str, float]] = {}
+        self.timed: dict[tuple[str, str], Timed] = {}
         self.remembered: set[tuple[str, str]] = set()
-        self.derived: dict[tuple[str, str], float] = {}
+        self.derived: dict[tuple[str, str], Timed] = {}
         self._seconds_left = seconds
         self._deadline = (time.monotonic() if began is None else began) + PATIENCE_S
 
@@ -225,9 +248,9 @@ class ThisMachine:
         """Whether all of it was timed before, or follows from that without loading torch."""
         if "threads" not in self.kept.content:
             return False
-        kinds = {self._key(one.config, one.task): one for one in wanted if one.task != "head"}
+        kinds = {self._key(one.config, one.task): one for one in map(_timed_as, wanted) if one}
         missing = [one for key, one in kinds.items() if not self._recall(key, one)]
-        counted = [(config, task) for config, task, _ in self.timed.values()] if missing else []
+        counted = [(one.config, one.task) for one in self.timed.values()] if missing else []
         counted += [(one.config, one.task) for one in missing]
         return all(self._derives(one.config, one.task) for one in missing) and all(
             self.kept.read("counts", count_key(config, task)) is not None
@@ -236,9 +259,7 @@ class ThisMachine:
 
     def prepare(self, wanted: Sequence[Wanted]) -> None:
         kinds: dict[tuple[str, str], Wanted] = {}
-        for one in wanted:
-            if one.task == "head":
-                continue
+        for one in filter(None, map(_timed_as, wanted)):
             key = self._key(one.config, one.task)
             before = kinds.get(key)
             kinds[key] = one._replace(share=one.share + (before.share if before else 0.0))
@@ -257,6 +278,12 @@ class ThisMachine:
     def _seconds(self, config: Config, task: str) -> float:
         if task == "head":
             return HEAD_S
+        if task == "visit":
+            return VISIT_STEPS * self._kind(config, "train").fixed
+        kind = self._kind(config, task)
+        return kind.each + kind.fixed / batch_of(config, task)
+
+    def _kind(self, config: Config, task: str) -> Timed:
         key = self._key(config, task)
         if key in self.derived:
             return self.derived[key]
@@ -267,7 +294,7 @@ class ThisMachine:
                 return self.derived[key]
             self._time(key, config, task)
             self.kept.save()
-        return self.timed[key][2]
+        return self.timed[key]
 
     def peak_memory(self, config: Config) -> int:
         found = self.counts.peak_memory(config, gpu=self._device(config) not in ("cpu", "mps"))
@@ -309,7 +336,7 @@ class ThisMachine:
         stored = self.kept.read("seconds", " ".join(key))
         if stored is None or (stored["busy"] and not self.busy):
             return False
-        self.timed[key] = (one.config, one.task, float(stored["each"]))
+        self.timed[key] = Timed(one.config, one.task, float(stored["fixed"]), float(stored["each"]))
         self.remembered.add(key)
         return True
 
@@ -319,15 +346,16 @@ class ThisMachine:
 
     def _time(self, key: tuple[str, str], config: Config, task: str) -> None:
         self.counts.calculator.call("probe", "available")  # the process has loaded torch then
-        log.info("timing %s", _kind(config, task))
+        log.info("timing %s", _name(config, task))
         started = time.monotonic()
         threads = config.threads or self.threads
-        each = self.counts.calculator.call(
-            "probe", "seconds_per_image", config, task, threads=threads
+        fixed, each = self.counts.calculator.call(
+            "probe", "seconds_of_batches", config, task, threads=threads
         )
         self._seconds_left -= time.monotonic() - started
-        self.timed[key] = (config, task, each)
-        self.kept.write("seconds", " ".join(key), {"each": each, "busy": self.busy})
+        self.timed[key] = Timed(config, task, fixed, each)
+        stored = {"fixed": fixed, "each": each, "busy": self.busy}
+        self.kept.write("seconds", " ".join(key), stored)
 
     def _derives(self, config: Config, task: str) -> bool:
         """Whether the speed follows from that of the same task and backbone, timed before.
@@ -337,25 +365,31 @@ class ThisMachine:
         """
         any_task = self.busy and bool(self.remembered)
         return any(
-            other.backbone.name == config.backbone.name and (any_task or other_task == task)
-            for other, other_task, _ in self.timed.values()
+            one.config.backbone.name == config.backbone.name and (any_task or one.task == task)
+            for one in self.timed.values()
         )
 
-    def _derive(self, config: Config, task: str) -> float:
-        """From the nearest kind that was timed: by task, then by backbone, then by FLOPs."""
-        flops = self.counts.count(config, task).flops
+    def _derive(self, config: Config, task: str) -> Timed:
+        """From the nearest kind that was timed: by task, then by backbone, then by FLOPs.
 
-        def distance(one: tuple[Config, str, float]) -> tuple[bool, bool, float]:
-            other, other_task, _ = one
-            ratio = flops / self.counts.count(other, other_task).flops
+        What an image takes follows from the FLOPs; the fixed time from the size of the model, and
+        from how many passes the task has.
+        """
+        counted = self.counts.count(config, task)
+
+        def distance(one: Timed) -> tuple[bool, bool, float]:
+            ratio = counted.flops / self.counts.count(one.config, one.task).flops
             return (
-                other_task != task,
-                other.backbone.name != config.backbone.name,
+                one.task != task,
+                one.config.backbone.name != config.backbone.name,
                 abs(math.log(ratio)),
             )
 
-        other, other_task, each = min(self.timed.values(), key=distance)
-        return each * flops / self.counts.count(other, other_task).flops
+        nearest = min(self.timed.values(), key=distance)
+        other = self.counts.count(nearest.config, nearest.task)
+        passes = RELATIVE_COST[task] / RELATIVE_COST[nearest.task]
+        fixed = nearest.fixed * passes * counted.parameters / other.parameters
+        return Timed(config, task, fixed, nearest.each * counted.flops / other.flops)
 
 
 def remembers_speeds() -> bool:
@@ -411,14 +445,23 @@ def _check(content: Any) -> None:
     for values in content.values():
         values.items()
     for stored in content.get("seconds", {}).values():
-        if not (math.isfinite(stored["each"]) and stored["each"] > 0 and "busy" in stored):
+        if not (
+            0 < stored["each"] < math.inf and 0 <= stored["fixed"] < math.inf and "busy" in stored
+        ):
             raise ValueError
     for stored in content.get("counts", {}).values():
         if not stored["flops"] >= 0 or len(stored) != 6:
             raise ValueError
 
 
-def _kind(config: Config, task: str) -> str:
+def _timed_as(one: Wanted) -> Wanted | None:
+    """The step to time for it: a visit costs a part of a training step, a head nothing."""
+    if one.task == "head":
+        return None
+    return one._replace(task="train") if one.task == "visit" else one
+
+
+def _name(config: Config, task: str) -> str:
     verb = {"train": "training", "evaluate": "evaluation", "calibrate": "calibration"}
     resolution = config.backbone.resolution
     at = f" at {resolution} px" if resolution else ""

@@ -32,7 +32,7 @@ def counted_tasks(config: Config) -> list[str]:
     work = work_of(config)
     found = {task for task, images in work.images.items() if images}
     found |= {part.task for part in work.shared}
-    return sorted((found | {"evaluate"}) - {"head"})
+    return sorted((found | {"evaluate"}) - {"head", "visit"})
 
 
 def peak_memory(

@@ -1,4 +1,4 @@
-"""Seconds per image of training, evaluation and calibration, measured on a few steps of the model.
+"""Seconds of batches in training, evaluation and calibration, measured on a few steps of the model.
 
 The model and the steps are those of the run; weights and pixels are random, and nothing is stored.
 """
@@ -39,15 +39,16 @@ from fedlens.training.step import Tally, local_step
 TIMED_S = 0.6  # how long a task is timed once it is warm
 MOST_STEPS = 20  # of which the median counts
 FIRST_IMAGES = 2  # of the first batch that counts, before the speed is known
+LEAST_IMAGES = 8  # of the largest batch, unless that takes too long
 TOO_LONG_S = 2.0  # of one image, the first: then it counts, and no other is timed
 
-__all__ = ["available", "device_name", "process_bytes", "seconds_per_image"]
+__all__ = ["available", "device_name", "process_bytes", "seconds_of_batches"]
 
 Step = Callable[[torch.Tensor], object]  # does its task on the images of an index
 
 
-def seconds_per_image(config: Config, task: str, *, threads: int) -> float:
-    """One task of a run, on this machine, with so many threads."""
+def seconds_of_batches(config: Config, task: str, *, threads: int) -> tuple[float, float]:
+    """One task of a run, on this machine: a batch of n images takes first + second · n."""
     with limited_threads(threads):
         step, batch_size = _steps(config)[task]
         return _timed(step, batch_size)
@@ -65,31 +66,35 @@ def device_name(config: Config) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _timed(step: Step, batch_size: int) -> float:
-    """Seconds per image of whole batches, from batches as large as the time allows.
+def _timed(step: Step, batch_size: int) -> tuple[float, float]:
+    """From a batch of two images and one as large as the time allows, each timed several times.
 
-    A batch of n images takes a + b·n. Where even one whole batch would take too long, a and b come
-    from two smaller ones.
+    A batch of n images takes `fixed` + `each` · n: `fixed` does not depend on the images (starting
+    kernels, updating the weights).
     """
     alone = _seconds(step, 1)  # it warms up, too
     if alone > TOO_LONG_S:
-        return alone
-    few = min(FIRST_IMAGES, batch_size)
-    first = _seconds(step, few)
+        return 0.0, alone
+    few, most = FIRST_IMAGES, max(batch_size, LEAST_IMAGES)
+    first = _median(step, few, TIMED_S / 4)
     if first > TIMED_S:
-        return first / few
-    many, each = few, first
-    while many < batch_size and each < TIMED_S / 4:
-        many = min(batch_size, 4 * many)
-        each = _seconds(step, many)
-    started, times = time.perf_counter(), [each]
-    while time.perf_counter() - started < TIMED_S and len(times) < MOST_STEPS:
-        times.append(_seconds(step, many))
-    each = median(times)
-    if few < many < batch_size:
-        fixed = min(first, max(0.0, first - few * (each - first) / (many - few)))
-        return (each - fixed) / many + fixed / batch_size
-    return each / many
+        return 0.0, first / few
+    many, one = few, first
+    while many < most and one < TIMED_S / 4:
+        many = min(most, 4 * many)
+        one = _seconds(step, many)
+    if many == few:
+        return 0.0, first / few
+    seconds = _median(step, many, TIMED_S)
+    fixed = min(first, max(0.0, first - few * (seconds - first) / (many - few)))
+    return fixed, (seconds - fixed) / many
+
+
+def _median(step: Step, images: int, patience: float) -> float:
+    started, times = time.perf_counter(), [_seconds(step, images)]
+    while time.perf_counter() - started < patience and len(times) < MOST_STEPS:
+        times.append(_seconds(step, images))
+    return median(times)
 
 
 def _seconds(step: Step, images: int) -> float:
