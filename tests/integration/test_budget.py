@@ -40,6 +40,9 @@ class Fake:
 
     def prepare(self, wanted: Sequence[Wanted]) -> None: ...
 
+    def without_timing(self) -> "Fake":
+        return self
+
     def __call__(self, config: Config, tasks: Collection[str]) -> Mapping[str, float]:
         return {task: self.each if task == "head" else 0.0 for task in tasks}
 
@@ -87,6 +90,25 @@ def test_a_budget_is_planned_carried_out_and_continued(fedlens: Call, study: str
     )
     # The run that two tables share was made once and is in both.
     assert "same as J=2" in out
+
+
+def test_an_analysis_counts_whichever_table_asks_for_it(fedlens: Call, study: str) -> None:
+    """A run and its analysis take 100 s each, with three seeds 10 min."""
+    run = f"{HEADS} federated.local_step_budget=32"
+    Path(study).write_text(
+        f"""
+# Two tables of one run; the second has an analysis.
+sections:
+  one:
+    rows: {{j: {run}}}
+  two:
+    rows: {{same: {run}}}
+    analyses: {{alpha: [same]}}
+"""
+    )
+    code, out, err = fedlens("suite", study, *SMALL, "--budget", "1h", "--dry-run")
+    assert code == 0, err
+    assert "3 runs: about 10 min" in out
 
 
 def test_a_tight_budget_cuts_all_runs_alike(

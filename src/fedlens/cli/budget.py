@@ -1,24 +1,22 @@
 """`fedlens suite --budget`: plan a study into a given time, and carry the plan out or resume it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedlens.cli.shared import PLAIN, out
 from fedlens.runtime.units import counted, duration_text, size_text
 
 if TYPE_CHECKING:
-    from fedlens.suites.budget import BudgetPlan
+    from fedlens.suites.budget import BudgetPlan, Phase
     from fedlens.suites.budget_rules import BudgetRules
     from fedlens.suites.estimates.machines import Machine
     from fedlens.suites.plan import PlannedRun
     from fedlens.suites.plan_file import Request, StoredPlan
     from fedlens.suites.suite import Cell
-
-    class MakeMachine(Protocol):
-        def __call__(self, at_once: int, *, timing: bool = True) -> Machine: ...
 
 
 class BudgetedStudy:
@@ -69,7 +67,7 @@ def budgeted(
     cells: "Sequence[Cell]",
     request: "Request",
     budget: float,
-    make_machine: "MakeMachine",
+    make_machine: "Callable[[int], Machine]",
     *,
     at_once: int,
     dry_run: bool,
@@ -83,9 +81,7 @@ def budgeted(
     path = request.path(Path(cells[0].config.run.root))
     cut = Cutter(cells, fixed={word.partition("=")[0] for word in request.overrides})
     folders = {plan_file.named(run.cell): run.folder.path for run in plan(cells)}
-    ordered = planner.in_order(cells, rules)
-    first = {folders[plan_file.named(cell)]: cell for _, cell in reversed(ordered)}
-    ordered = [(phase, cell) for phase, cell in ordered if cell in first.values()]
+    ordered = _each_run_once(planner.in_order(cells, rules), folders)
     stored = plan_file.read(path)
 
     def study(found: "StoredPlan") -> BudgetedStudy:
@@ -109,7 +105,7 @@ def budgeted(
         at_once=at_once,
         at_level=cut,
         timer=partial(remaining_costs, machine=machine),
-        rough_timer=partial(run_costs, machine=make_machine(at_once, timing=False)),
+        rough_timer=partial(run_costs, machine=machine.without_timing()),
     )
     print_plan(made, budget, at_once, machine)
     kept, left_out = (tuple(map(plan_file.named, some)) for some in (made.cells, made.left_out))
@@ -118,6 +114,21 @@ def budgeted(
         new.write(path, request)
         out.print(f"The plan is in {path}.", **PLAIN)
     return study(new)
+
+
+def _each_run_once(
+    ordered: "Sequence[tuple[Phase, Cell]]", folders: Mapping[str, Path]
+) -> "list[tuple[Phase, Cell]]":
+    """The first cell of each run, with the analyses of all cells that have the run."""
+    from fedlens.suites.plan_file import named
+
+    first: dict[Path, tuple[Phase, Cell]] = {}
+    for phase, cell in ordered:
+        folder = folders[named(cell)]
+        before, same = first.setdefault(folder, (phase, cell))
+        analyses = list(dict.fromkeys([*same.analyses, *cell.analyses]))
+        first[folder] = (before, replace(same, analyses=analyses))
+    return list(first.values())
 
 
 def print_plan(made: "BudgetPlan", budget: float, at_once: int, machine: "Machine") -> None:

@@ -108,6 +108,23 @@ def test_a_small_batch_costs_as_much_as_its_fixed_part(monkeypatch: pytest.Monke
     assert len(machine.timed) == 1
 
 
+def test_rough_estimates_time_one_kind_and_the_exact_ones_know_it(
+    timed: list[tuple[int, str]],
+) -> None:
+    configs = [pico(f"train.batch_size={n}", "threads=1") for n in (16, 64)]
+    machine = ThisMachine(Calculator())
+    rough = machine.without_timing()
+    rough.prepare(wanted(*configs))
+    assert timed == [(16, "train")]
+    rough(configs[1], ["train"])
+    assert timed == [(16, "train")]
+    machine.prepare(wanted(*configs))
+    assert timed == [(16, "train"), (64, "train")]
+    machine(configs[1], ["train"])
+    assert not machine.derived
+    assert set(rough.timed) == set(machine.timed)
+
+
 @pytest.mark.parametrize(("fixed", "each", "batch_size"), [(0.004, 0.0005, 64), (0.02, 0.001, 1)])
 def test_the_fixed_part_and_an_image_are_found_from_batches(
     fixed: float, each: float, batch_size: int, monkeypatch: pytest.MonkeyPatch

@@ -126,7 +126,13 @@ def suite(
     --slurm gpus_per_node=1`. Analyses follow one by one in this process.
     """
     from fedlens.suites.estimates.calculator import Calculator
-    from fedlens.suites.estimates.machines import ThisMachine, known_machine, remembers_speeds
+    from fedlens.suites.estimates.machines import (
+        LONGER_PATIENCE_S,
+        PATIENCE_S,
+        ThisMachine,
+        known_machine,
+        remembers_speeds,
+    )
     from fedlens.suites.plan import analyses_of, eta_of, plan, unfinished
     from fedlens.suites.plan_file import Request
     from fedlens.suites.suite import find, suites
@@ -151,8 +157,9 @@ def suite(
         if (dry_run or seconds) and not remembers_speeds():
             calculator.start()  # loads torch while the runs are composed
         machine = partial(
-            _machine, calculator, elsewhere, began=began, separate=launcher is Launcher.slurm
-        )
+            _machine, calculator, elsewhere, began=began, separate=launcher is Launcher.slurm,
+            patience=PATIENCE_S if dry_run else LONGER_PATIENCE_S,
+        )  # fmt: skip
         cells = _cells(declared, overrides or [], seeds, only_ or [], budgeted=bool(seconds))
         if seconds:
             request = Request(name, tuple(overrides or ()), tuple(only_ or ()), seeds)
@@ -230,13 +237,10 @@ def _machine(
     *,
     separate: bool,
     began: float,
-    timing: bool = True,
+    patience: float,
 ) -> "Machine":
-    """What estimates are for; `separate`: each run has a machine of its own.
-
-    Without `timing`, one kind of step is timed at most, and the others are derived from it.
-    """
-    from fedlens.suites.estimates.machines import TIMING_S, Elsewhere, ThisMachine
+    """What estimates are for; `separate`: each run has a machine of its own."""
+    from fedlens.suites.estimates.machines import Elsewhere, ThisMachine
 
     if elsewhere is not None:
         return Elsewhere(elsewhere, calculator)
@@ -244,7 +248,7 @@ def _machine(
         calculator,
         at_once=1 if separate else at_once,
         began=began,
-        seconds=TIMING_S if timing else 0.0,
+        patience=patience,
     )
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 TIMING_S = 6.0  # for all kinds of steps together
 PATIENCE_S = 12.0  # after which nothing more is timed, since the command began
+LONGER_PATIENCE_S = 30.0  # where the runs follow
 PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cannot be measured
 LARGE_SHARE = 0.1  # of the work: a kind is timed although its speed follows from another's
 CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
@@ -72,6 +74,10 @@ class Machine(Protocol):
 
     def prepare(self, wanted: Sequence[Wanted]) -> None:
         """Receives all work before the first estimate, and times the largest part of it first."""
+        ...
+
+    def without_timing(self) -> "Machine":
+        """The same, for rough estimates: what was not timed so far is derived."""
         ...
 
     def peak_memory(self, config: Config) -> int: ...
@@ -164,6 +170,9 @@ class Elsewhere:
             first = max(wanted, key=lambda one: one.share)
             self._largest = (first.share, first.config)
 
+    def without_timing(self) -> "Elsewhere":
+        return self
+
     def __call__(self, config: Config, tasks: Collection[str]) -> dict[str, float]:
         return {task: self._seconds(config, task) for task in tasks}
 
@@ -218,6 +227,7 @@ class ThisMachine:
         at_once: int = 1,
         seconds: float = TIMING_S,
         began: float | None = None,
+        patience: float = PATIENCE_S,
     ) -> None:
         """`at_once` runs share the cores.
 
@@ -232,7 +242,7 @@ class ThisMachine:
         self.remembered: set[tuple[str, str]] = set()
         self.derived: dict[tuple[str, str], Timed] = {}
         self._seconds_left = seconds
-        self._deadline = (time.monotonic() if began is None else began) + PATIENCE_S
+        self._deadline = (time.monotonic() if began is None else began) + patience
 
     @property
     def threads(self) -> int:
@@ -271,6 +281,12 @@ class ThisMachine:
             if self._may_time() and (matters or not self._derives(one.config, one.task)):
                 self._time(key, one.config, one.task)
         self.kept.save()
+
+    def without_timing(self) -> "ThisMachine":
+        """What either of the two times, both know; the first kind is timed in any case."""
+        rough = copy(self)
+        rough.derived, rough._seconds_left = {}, 0.0
+        return rough
 
     def __call__(self, config: Config, tasks: Collection[str]) -> dict[str, float]:
         return {task: self._seconds(config, task) for task in tasks}
