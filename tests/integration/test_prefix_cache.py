@@ -30,6 +30,10 @@ RESNET = [
     "backbone=timm:test_resnet", "backbone.resolution=32", "train.trainable=last_blocks:2",
     "backbone.batch_norm=averaged",
 ]  # fmt: skip
+SOLVED_AGAIN = [
+    "backbone.freeze_blocks=2", "head=deep_ridge", "head.layers=4", "head.train_layers=0",
+    "federated.refit_head=1", "federated.refit_examples=5", "evaluate.select=last",
+]  # fmt: skip
 OFF = "train.prefix_cache_gb=0"
 CACHED = "blocks are frozen: their activations are cached ("
 
@@ -70,8 +74,9 @@ def started(config: Config) -> Experiment:
         [*LAST, *FEDERATED, "engine=parallel", "engine.workers=2"],
         [*DEEP, "head=ridge", *FEDERATED],
         [*RESNET, *FEDERATED],
+        [*SOLVED_AGAIN, *FEDERATED, "federated.rounds=3"],
     ],
-    ids=["central", "parallel", "deep masks", "BatchNorm after the cut"],
+    ids=["central", "parallel", "deep masks", "BatchNorm after the cut", "deep head solved again"],
 )
 def test_a_cached_run_has_the_bits_of_the_whole_model(
     words: list[str], tiny: Tiny, caplog: pytest.LogCaptureFixture

@@ -121,6 +121,10 @@ def test_worker_processes_receive_the_new_head(folder: RunFolder, tmp_path: Path
         (["federated.clients=null"], "federated.refit_head=2 counts rounds"),
         (["engine=flower_simulation"], "federated.refit_head=2 needs clients in this process"),
         (["federated.refit_head=0"], "federated.refit_head=0 must be 1 or more"),
+        (
+            ["federated.refit_head=null", "federated.refit_examples=5"],
+            "federated.refit_examples=5 is for a head that is solved again",
+        ),
         (["head.train_layers=0"], "head.train_layers=0 must be less than head.layers=0"),
         (
             ["head.layers=2", "head.train_layers=1", "head.random_features=9"],

@@ -98,6 +98,11 @@ FEDERATIONS = {
         "train.trainable=last_blocks:1", "head=ridge", "federated.refit_head=2",
         "algorithm.average=last",
     ],
+    "trained under a head on fewer blocks, prefix cached": [
+        "backbone.freeze_blocks=2", "augment=none", "train.trainable=full", "head=deep_ridge",
+        "head.layers=4", "head.train_layers=0", "federated.refit_head=2",
+        "federated.refit_examples=5", "evaluate.select=last",
+    ],
     "GHBM": [*ON_FEATURES, "algorithm=ghbm", "algorithm.correction.tau=2"],
     "GHBM, sparse": [
         "head=ridge", "sparse.density=0.1", "sparse.rule=random", "algorithm=ghbm",

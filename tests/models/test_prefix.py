@@ -12,6 +12,7 @@ from fedlens.models.architectures import backbones
 from fedlens.models.architectures.blocks import block_paths, last_blocks
 from fedlens.models.architectures.module_features import with_features
 from fedlens.models.classifier import Classifier
+from fedlens.models.deep_features import Reading, Tokens, deepen
 from fedlens.models.prefix import cut, frozen_blocks
 
 FAMILIES = {
@@ -56,6 +57,32 @@ def test_the_halves_give_the_whole_wherever_it_is_cut(name: str) -> None:
         assert found.halves_give_the_whole(backbone, inputs)
     assert torch.equal(backbone(inputs), expected)  # nothing of the cut is left
     assert not any("forward" in vars(module) for module in backbone.modules())
+
+
+@pytest.mark.parametrize("tokens", ["class", "mean", "both"])
+@pytest.mark.parametrize("name", ["vit_pico", "class token and registers"])
+def test_tokens_that_a_head_reads_before_the_cut_are_carried_along(
+    name: str, tokens: Tokens
+) -> None:
+    backbone, inputs = backbone_of(name)
+    depth = len(block_paths(backbone))
+    deepen(backbone, Reading(depth, tokens), resolution=32)
+    expected = backbone(inputs)
+    for blocks in range(1, depth + 1):
+        found = cut(backbone, blocks, inputs)
+        assert found is not None
+        first = found.first(backbone, inputs)
+        assert torch.equal(found.rest(backbone, first), expected)
+        assert torch.equal(backbone(inputs), expected)
+        assert "given" not in vars(backbone)
+
+
+def test_maps_of_other_widths_are_not_carried() -> None:
+    backbone, inputs = backbone_of("test_resnet")
+    deepen(backbone, Reading(len(block_paths(backbone)), "both"), resolution=32)
+    found = cut(backbone, 1, inputs)
+    assert found is not None
+    assert not found.halves_give_the_whole(backbone, inputs)
 
 
 def test_gradients_are_those_of_the_whole_model_also_in_a_copy() -> None:

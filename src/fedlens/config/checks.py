@@ -348,8 +348,15 @@ def _federated_checks(config: Config) -> list[tuple[bool, str]]:
 def _refit_checks(config: Config) -> list[tuple[bool, str]]:
     """Of a head that is solved again during training."""
     head, row, every = config.head, heads[config.head.name], config.federated.refit_head
+    examples = config.federated.refit_examples
     if not head_changes(config):
-        return []
+        return [
+            (
+                examples is None,
+                f"federated.refit_examples={examples} is for a head that is solved again: set "
+                "federated.refit_head",
+            )
+        ]
     solved = row.traits.get("fitted", True) and row.traits.get("by", "statistics") == "statistics"
     fewer = f"head.train_layers={head.train_layers}"
     where = fewer if every is None else f"federated.refit_head={every}"

@@ -103,6 +103,7 @@ class FederatedConfig:
     local_step_budget: Count = 2000
     dropout: FractionBelow1 = 0.0  # probability that a sampled client does not answer
     refit_head: Count | None = None  # rounds after which a closed-form head is solved again
+    refit_examples: Count | None = None  # of each client, but after the last round; null: all
     fail_on_bad_update: bool = False  # else it is left out, counted and logged
     keep_updates: WholeNumber = 0  # rounds, the last ones, whose client updates are kept on disk
     diagnostics: list[str] = field(  # measured in every round

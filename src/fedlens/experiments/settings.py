@@ -136,7 +136,10 @@ def refit(config: Config, experiment: Experiment, stop: StopRequest) -> HeadRefi
     if not head_changes(config):
         return None
     chosen = head(config, experiment.precision)
-    return HeadRefit(every, chosen, config.evaluate.batch_size, experiment, stop)
+    return HeadRefit(
+        every, chosen, config.federated.refit_examples, config.evaluate.batch_size, config.seed,
+        experiment, stop,
+    )  # fmt: skip
 
 
 def head_training(config: Config, precision: Precision) -> HeadTraining:
@@ -212,10 +215,11 @@ def prefix(config: Config, experiment: Experiment) -> PrefixSettings:
             visits(config) * federated.local_steps * train.batch_size,
         )
     validation = len(experiment.validation or ())
+    heads = units // federated.refit_head if federated.refit_head else 0  # each is evaluated too
     threads = config.engine.get("threads_per_client")
     return PrefixSettings(
         max_bytes=int(train.prefix_cache_gb * 1e9),
-        images_seen=units * seen + units // evaluate.every * validation,
+        images_seen=units * seen + (units // evaluate.every + heads) * validation,
         batch=train.micro_batch or train.batch_size,
         splits_batches=train.micro_batch is not None,
         train_sizes=batch_sizes(shards, train.batch_size, train.micro_batch),

@@ -51,14 +51,17 @@ class Classifier(nn.Module):
 
         The caller draws it, so that it can be reproduced and split into micro-batches.
         """
-        if self.cut is not None and not self._origin:
-            features: torch.Tensor = self.cut.rest(self.backbone, inputs)
-        else:
-            features = self.features(inputs)
+        features = self.read(inputs)
         if keep is not None:
             features = features * keep
         logits: torch.Tensor = self.head(features)
         return logits
+
+    def read(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the head reads of inputs as `forward` takes them: images, or activations."""
+        if self.cut is not None and not self._origin:
+            return self.cut.rest(self.backbone, inputs)
+        return self.features(inputs)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """What the head reads of these images, whatever `forward` takes as inputs."""

@@ -5,7 +5,8 @@ token, the mean of the others, or both; of feature maps, the mean over their pla
 2022, https://arxiv.org/abs/2201.03529. Parameters and their names stay.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -66,7 +67,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """One inner layer, and which of its tokens are read."""
 
     path: str
@@ -74,6 +75,11 @@ class _Layer:
     mean: bool
     first: int  # the first token that is not a class token or a register
     channels_last: bool
+
+    @property
+    def count(self) -> int:
+        """Of the tokens that are read, where the layer gives tokens."""
+        return self.class_token + self.mean
 
     def read(self, output: Any) -> list[Tensor]:
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
@@ -93,9 +99,10 @@ class _Layer:
 class DeepFeatures(nn.Module):
     """Mixed into a backbone's class: its `forward` adds the tokens of `deep_layers`."""
 
-    deep_layers: tuple[_Layer, ...]
+    deep_layers: tuple[Layer, ...]
     widths: tuple[int, ...]  # of what a head reads on 0, 1, … blocks: the first so many features
     random_map: Tensor | None  # [features, tokens]
+    given: Mapping[str, list[Tensor]] = {}  # tokens of layers that are known, by path
 
     def forward(self, inputs: Tensor) -> Tensor:
         parts = self.parts(inputs)
@@ -107,19 +114,26 @@ class DeepFeatures(nn.Module):
 
     def parts(self, inputs: Tensor) -> list[Tensor]:
         """The backbone's own output, then every layer's tokens in the order of `deep_layers`."""
-        outputs: dict[str, Any] = {}
-        handles = [
-            self.get_submodule(layer.path).register_forward_hook(_keep(outputs, layer.path))
-            for layer in self.deep_layers
-        ]
-        try:
+        wanted = [layer.path for layer in self.deep_layers if layer.path not in self.given]
+        with kept_outputs(self, wanted) as outputs:
             parts = [super().forward(inputs)]
-        finally:
-            for handle in handles:
-                handle.remove()
         for layer in self.deep_layers:
-            parts += layer.read(outputs[layer.path])
+            parts += self.given.get(layer.path) or layer.read(outputs[layer.path])
         return parts
+
+    def layers_in(self, paths: Collection[str]) -> list[Layer]:
+        """The inner layers at these paths, in their order."""
+        return [layer for layer in self.deep_layers if layer.path in paths]
+
+    @contextmanager
+    def knowing(self, layers: Sequence[Layer], tokens: Tensor) -> Iterator[None]:
+        """Meanwhile, the tokens [B, N, D] of these layers are not read but known."""
+        each = iter(tokens.unbind(1))
+        self.given = {layer.path: [next(each) for _ in range(layer.count)] for layer in layers}
+        try:
+            yield
+        finally:
+            del self.given
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The class is made at run time, so copies and pickles need to know how it is made."""
@@ -151,15 +165,15 @@ def deepen(backbone: nn.Module, reading: Reading, *, resolution: int) -> None:
     module.head_hidden_size = width  # timm's name for the width of what a classifier reads
 
 
-def _layers(backbone: nn.Module, reading: Reading) -> tuple[_Layer, ...]:
+def _layers(backbone: nn.Module, reading: Reading) -> tuple[Layer, ...]:
     prefix, inner = _unwrapped(backbone)
     tokens = int(getattr(inner, "num_prefix_tokens", 0))
     has_class_token = tokens > 0 and getattr(inner, "has_class_token", True)
     channels_last = str(getattr(inner, "output_fmt", "")).endswith(CHANNELS_LAST)
 
-    def layer(path: str, *, class_token: bool) -> _Layer:
+    def layer(path: str, *, class_token: bool) -> Layer:
         mean = reading.tokens != "class" or not has_class_token
-        return _Layer(path, class_token and has_class_token, mean, tokens, channels_last)
+        return Layer(path, class_token and has_class_token, mean, tokens, channels_last)
 
     found = []
     if has_class_token and reading.tokens != "class" and _reads_class_token(inner):
@@ -203,6 +217,20 @@ def _widths(backbone: DeepFeatures, reading: Reading, resolution: int) -> tuple[
     outer = 1 + len(backbone.deep_layers) - reading.layers  # the output, and the norm's mean token
     each = (len(parts) - outer) // max(1, reading.layers)
     return tuple(sum(parts[: outer + each * count]) for count in range(reading.layers + 1))
+
+
+@contextmanager
+def kept_outputs(module: nn.Module, paths: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Path → the output of the submodule, of all that run meanwhile."""
+    outputs: dict[str, Any] = {}
+    handles = [
+        module.get_submodule(path).register_forward_hook(_keep(outputs, path)) for path in paths
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _keep(outputs: dict[str, Any], path: str) -> Callable[..., None]:

@@ -3,18 +3,20 @@
 Where the first blocks are frozen, first(x) is a constant of x: it can be computed once and stored,
 and training starts from it. The forward pass itself is used, so any model whose blocks are known
 (`blocks`) can be cut; whether the halves give the whole is for `halves_give_the_whole` to check.
+Tokens that a deep head reads of the first blocks are carried along, behind those at the cut.
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.models.architectures.blocks import block_paths, numbered_tensors
 from fedlens.models.architectures.module_features import output_of
+from fedlens.models.deep_features import DeepFeatures, Layer, kept_outputs
 
 EMBEDDING = "_pos_embed"  # timm's ViTs add position embeddings in a method, not in a module
 
@@ -31,15 +33,31 @@ class Cut:
     tensors: tuple[str, ...]  # the names of all parameters and buffers before the cut
 
     def first(self, backbone: nn.Module, inputs: Tensor) -> Tensor:
-        """The activations at the cut."""
-        activations: Tensor = output_of(self.last, backbone, inputs)
-        return activations
+        """The activations at the cut, and behind them the tokens that a head reads before it."""
+        layers = self._read_before(backbone)
+        with kept_outputs(backbone, [layer.path for layer in layers]) as outputs:
+            activations: Tensor = output_of(self.last, backbone, inputs)
+        tokens = [token for layer in layers for token in layer.read(outputs[layer.path])]
+        return _behind(activations, torch.stack(tokens, 1)) if tokens else activations
 
     def rest(self, backbone: nn.Module, activations: Tensor) -> Tensor:
         """The features, from the activations at the cut: finished modules pass them on."""
-        with _passing(backbone, self):
+        layers = self._read_before(backbone)
+        with _passing(backbone, self), ExitStack() as stack:
+            if layers:
+                count = sum(layer.count for layer in layers)
+                tokens = activations[:, -count:]
+                activations = activations[:, :-count].clone()  # as if nothing were behind them
+                deep = cast(DeepFeatures, backbone)
+                stack.enter_context(deep.knowing(layers, tokens))
             features: Tensor = backbone(activations)
         return features
+
+    def _read_before(self, backbone: nn.Module) -> list[Layer]:
+        """The layers before the cut that a head reads."""
+        if not isinstance(backbone, DeepFeatures):
+            return []
+        return backbone.layers_in(self.finished)
 
     def halves_give_the_whole(self, backbone: nn.Module, inputs: Tensor) -> bool:
         """Whether `rest` of `first` has the bits of the whole forward pass."""
@@ -84,6 +102,13 @@ def cut(backbone: nn.Module, blocks: int, sample: Tensor) -> Cut | None:
     embedded = [path for path, module in backbone.named_modules() if hasattr(module, EMBEDDING)]
     tensors = [name for name, block in numbered_tensors(backbone).items() if block < blocks]
     return Cut(blocks, len(paths), last, tuple(whole), tuple(embedded), tuple(tensors))
+
+
+def _behind(activations: Tensor, tokens: Tensor) -> Tensor:
+    """Both, laid out in memory as the activations are: another layout gives other last bits."""
+    if activations.stride(1) < activations.stride(2):
+        return torch.cat([activations.mT, tokens.mT], 2).mT
+    return torch.cat([activations, tokens], 1)
 
 
 @contextmanager

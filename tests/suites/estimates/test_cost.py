@@ -92,6 +92,24 @@ def test_clients_calibrate_on_what_they_hold() -> None:
     assert shared(work_of(compose("quickstart_sparse", some)))["masks"] == 6 * 10 * 50
 
 
+def test_heads_that_are_solved_again_see_a_part_of_the_images_in_between() -> None:
+    """32 rounds: after 10, 20 and 30, and after the last where the head then reads more."""
+    words = ["head=deep_ridge", "head.layers=12", "federated.local_step_budget=128",
+             "sparse.density=null", "evaluate.every=32", "evaluate.test=false"]  # fmt: skip
+
+    def evaluated(*more: str) -> int:
+        return work_of(compose("sparse_fedavg", [*words, *more])).images["evaluate"] - 5_000
+
+    assert evaluated() == 0
+    assert evaluated("head.train_layers=0") == 50_000
+    assert evaluated("federated.refit_head=10") == 3 * 50_000
+    part = ["federated.refit_head=10", "federated.refit_examples=100"]
+    assert evaluated(*part) == 3 * 15_000
+    assert evaluated(*part, "head.train_layers=0") == 3 * 15_000 + 50_000
+    part[0] = "federated.refit_head=16"
+    assert evaluated(*part) == 15_000 + 50_000
+
+
 def test_every_client_that_answers_is_a_visit() -> None:
     """10 of 100 clients in each of 2000 / 4 rounds, of which a tenth drops out."""
     assert work_of(compose("fedavg_iid", [])).images["visit"] == 5_000

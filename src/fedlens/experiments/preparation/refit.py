@@ -7,13 +7,15 @@ sums give takes its place. Dong et al., 2022, https://arxiv.org/abs/2207.09413.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedlens.data.examples import Examples, FeatureExamples, ImageExamples, in_order
+from fedlens import rng
+from fedlens.data.activations import ActivationExamples
+from fedlens.data.examples import Examples, FeatureExamples, ImageExamples
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.preparation.head import HeadSettings
 from fedlens.models.heads import Statistics
@@ -31,7 +33,9 @@ class HeadRefit:
 
     every: int | None  # rounds; None: after the last one only
     settings: HeadSettings
+    examples: int | None  # of each client, in between; None: all, as after the last round
     batch_size: int
+    seed: int
     experiment: Experiment
     stop: StopRequest
 
@@ -46,12 +50,12 @@ class HeadRefit:
 
         After the last round it reads all its features, before that those that it is trained under.
         """
-        features, model = self.experiment.features, self.experiment.model
+        model = self.experiment.model
         model.eval()
-        validation = self._examples(features.validation_index)
-        train = self._examples(features.train_index)
+        train, validation = self._splits()
+        chosen_examples = self._chosen(len(train), last=last)
         with progress_bar("solving the head again", self.stop) as progress:
-            done, total = 0, len(train) + len(validation)
+            done, total = 0, len(chosen_examples) + len(validation)
 
             def report(count: int) -> None:
                 nonlocal done
@@ -60,21 +64,48 @@ class HeadRefit:
 
             known = self._features(validation, report)
             reads = known.features.shape[1] if last else self.settings.reads(model.backbone)
-            sums = self._sums(train, reads, report)
+            sums = self._sums(train, chosen_examples, reads, report)
         head, chosen, size = self.settings.solve(sums, (known.features, known.labels), reads)
         facts = {**chosen, "bytes_up": clients * size}
         log.info("%s solved again: %s", self.settings.row.label, facts)
         return head.to(self.experiment.device).requires_grad_(False), facts
 
-    def _examples(self, index: torch.Tensor) -> Examples:
-        """Images as evaluation sees them, without augmentation."""
+    def _splits(self) -> tuple[Examples, Examples]:
+        """Training and validation examples as evaluation sees them, without augmentation."""
         experiment = self.experiment
-        return ImageExamples(experiment.features.images, index, experiment.extractor.pipeline)
+        if experiment.model.cut is not None:
+            train, validation = experiment.train, experiment.validation
+            assert isinstance(train, ActivationExamples)
+            assert isinstance(validation, ActivationExamples)
+            return replace(train, exact=validation.exact), validation
+        features, pipeline = experiment.features, experiment.extractor.pipeline
+        return (
+            ImageExamples(features.images, features.train_index, pipeline),
+            ImageExamples(features.images, features.validation_index, pipeline),
+        )
 
-    def _sums(self, examples: Examples, reads: int, report: Callable[[int], None]) -> Statistics:
+    def _chosen(self, count: int, *, last: bool) -> torch.Tensor:
+        """The training examples whose features are summed: the same ones every time."""
+        partition = self.experiment.partition
+        if last or self.examples is None or partition is None:
+            return torch.arange(count)
+        draw = rng.generator(self.seed, "refit")
+        shards = [partition.shard(client) for client in range(len(partition))]
+        drawn = [
+            shard[torch.randperm(len(shard), generator=draw)[: self.examples]] for shard in shards
+        ]
+        return torch.cat(drawn)
+
+    def _sums(
+        self,
+        examples: Examples,
+        chosen: torch.Tensor,
+        reads: int,
+        report: Callable[[int], None],
+    ) -> Statistics:
         """Of the first so many features of all clients together: their sums add up to it."""
         total = None
-        for index in in_order(len(examples), SPAN):
+        for index in torch.split(chosen, SPAN):
             features = self._of(examples, index, report)[:, :reads]
             one = Statistics.of(features, examples.labels[index], self.experiment.classes)
             total = one if total is None else total + one
@@ -91,6 +122,6 @@ class HeadRefit:
         parts = []
         for some in torch.split(index, self.batch_size):
             with self.experiment.precision.autocast():
-                parts.append(self.experiment.model.features(examples.batch(some)).float())
+                parts.append(self.experiment.model.read(examples.batch(some)).float())
             report(len(some))
         return torch.cat(parts)

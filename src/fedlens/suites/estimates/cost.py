@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedlens.analyses.grids import grid
-from fedlens.config.schema import Config, cohort_size, head_only, rounds, visits
+from fedlens.config.schema import Config, cohort_size, head_changes, head_only, rounds, visits
 from fedlens.registry import (
     RowSettings,
     backbone,
@@ -93,9 +93,7 @@ def work_of(config: Config) -> Work:
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
         evaluated += evaluations * sizes.test
-    solved = total // config.federated.refit_head if config.federated.refit_head else 0
-    solved += config.head.train_layers is not None and total > 0
-    evaluated += solved * (sizes.train + sizes.validation)
+    evaluated += _images_of_heads(config, sizes, total)
     frozen = on_features(config)
     images = {"head": trained + evaluated} if frozen else {"train": trained, "evaluate": evaluated}
     if config.federated.clients and not frozen:
@@ -287,6 +285,19 @@ def _evaluations(config: Config, total: int) -> int:
 
 def is_fitted(config: Config) -> bool:
     return bool(head[config.head.name].traits.get("fitted", True))
+
+
+def _images_of_heads(config: Config, sizes: Sizes, total: int) -> int:
+    """Of all heads that are solved again: in between from a part of the images, at the end all."""
+    federated = config.federated
+    if not federated.clients or not head_changes(config) or not total:
+        return 0
+    every = federated.refit_head or total + 1
+    last = config.head.train_layers is not None or total % every == 0
+    between = (total - last) // every
+    shard = sizes.train // federated.clients
+    part = federated.clients * min(federated.refit_examples or shard, shard)
+    return between * (part + sizes.validation) + last * (sizes.train + sizes.validation)
 
 
 def _epoch_images(config: Config, sizes: Sizes) -> int:
