@@ -5,6 +5,8 @@ UV := uv==0.12.24
 BIN := .venv/bin
 export UV_CACHE_DIR ?= $(CURDIR)/.venv/.uv-cache
 READY := .venv/.ready
+# What .venv takes on Linux, where torch comes with CUDA; elsewhere it is a third of that.
+DISK_GB := 8
 # Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
 JOBS ?= 2
 
@@ -32,6 +34,7 @@ setup: $(READY) ## Make the environment in .venv from requirements.lock.
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("fedlens needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.x ..." if sys.version_info < (3, 11) else 0)'
+	@test -e .venv || $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; sys.exit(f"The environment needs $(DISK_GB) GB, and the disk of this folder has {free:.1f} GB left: free some space, then run make again." if sys.platform == "linux" and free < $(DISK_GB) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$(UV)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock

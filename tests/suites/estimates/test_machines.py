@@ -169,6 +169,19 @@ def test_a_timing_of_a_busy_machine_is_repeated_when_it_is_idle(
         assert ("busy" in machine.sentence()) == (load > 9)
 
 
+def test_a_timing_of_a_busy_machine_is_used_where_there_is_no_time_for_another(
+    timed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = wanted(pico("threads=1"))
+    monkeypatch.setattr(machines, "load_average", lambda: 99.0)
+    ThisMachine(Calculator()).prepare(work)
+    monkeypatch.setattr(machines, "load_average", lambda: 0.0)
+    machine = ThisMachine(Calculator(), seconds=0.0)
+    assert machine.knows(work)
+    machine.prepare(work)
+    assert len(timed) == 1
+
+
 def test_a_known_machine_divides_flops_by_its_rate() -> None:
     config = pico()
     machine = Elsewhere(known_machine("t4"), Calculator())

@@ -346,11 +346,12 @@ class ThisMachine:
         return str(stored)
 
     def _recall(self, key: tuple[str, str], one: Wanted) -> bool:
-        """What was timed on a busy machine is timed again once it is not."""
+        """What was timed on a busy machine is timed again once it is not, if there is time."""
         if key in self.timed:
             return True
         stored = self.kept.read("seconds", " ".join(key))
-        if stored is None or (stored["busy"] and not self.busy):
+        again = self._seconds_left > 0 and not self.busy
+        if stored is None or (stored["busy"] and again):
             return False
         self.timed[key] = Timed(one.config, one.task, float(stored["fixed"]), float(stored["each"]))
         self.remembered.add(key)
