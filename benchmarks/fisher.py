@@ -15,7 +15,7 @@ from fedlens.models import heads
 from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 from side_by_side import compare, print_table, print_verdict
 
 BACKBONE, RESOLUTION, BATCH, CLASSES = "dino_vits16", 96, 64, 100

@@ -15,8 +15,8 @@ from torch import nn
 
 from fedlens import rng
 from fedlens.runtime.allocator import keep_large_blocks
-from fedlens.sparse.masked_optimizer import memory
-from fedlens.sparse.sparse_sgd import SparseSGDM
+from fedlens.sparse.optimizers.masked_optimizer import memory
+from fedlens.sparse.optimizers.sparse_sgd import SparseSGDM
 from side_by_side import compare, print_table, print_verdict
 
 MAX_TIME = {0.1: 1.0, 1.0: 1.2}  # density: our step's time over that of SGD with foreach

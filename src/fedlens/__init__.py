@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from fedlens.sparse.model_masks import calibrate as calibrate
     from fedlens.sparse.model_masks import fisher as fisher
     from fedlens.sparse.model_masks import mask as mask
-    from fedlens.sparse.sparse_adamw import SparseAdamW as SparseAdamW
-    from fedlens.sparse.sparse_sgd import SparseSGDM as SparseSGDM
+    from fedlens.sparse.optimizers.sparse_adamw import SparseAdamW as SparseAdamW
+    from fedlens.sparse.optimizers.sparse_sgd import SparseSGDM as SparseSGDM
     from fedlens.store.exported_model import load_model as load_model
     from fedlens.store.table import load_metrics as load_metrics
     from fedlens.store.table import load_runs as load_runs
@@ -68,8 +68,8 @@ _PUBLIC = {
     "fisher": "fedlens.sparse.model_masks:fisher",
     "mask": "fedlens.sparse.model_masks:mask",
     "calibrate": "fedlens.sparse.model_masks:calibrate",
-    "SparseSGDM": "fedlens.sparse.sparse_sgd:SparseSGDM",
-    "SparseAdamW": "fedlens.sparse.sparse_adamw:SparseAdamW",
+    "SparseSGDM": "fedlens.sparse.optimizers.sparse_sgd:SparseSGDM",
+    "SparseAdamW": "fedlens.sparse.optimizers.sparse_adamw:SparseAdamW",
     # federated learning
     "fedavg": "fedlens.federated.library:fedavg",
     "fedprox": "fedlens.federated.library:fedprox",

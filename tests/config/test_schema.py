@@ -256,7 +256,8 @@ def test_a_run_that_has_begun_may_change_its_engine() -> None:
 
 def test_the_options_that_a_config_knows_are_those_of_the_functions() -> None:
     """The config loads no torch, so it cannot import them."""
-    from fedlens.sparse import calibration, fisher, masks, voting
+    from fedlens.sparse import calibration, masks, voting
+    from fedlens.sparse.sensitivity import fisher
 
     for names, options_of in [
         (checks.SCOPES, masks.SCOPES),

@@ -29,8 +29,8 @@ from fedlens.registry import mask_rule
 from fedlens.rng import Stream
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.sparse import mask_files
-from fedlens.sparse.fisher import Sensitivity, sensitivity
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import Sensitivity, sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 from fedlens.store.run_folder import RunFolder
 from tests.integration.conftest import TINY
 

@@ -20,8 +20,8 @@ from fedlens.federated.engines.parallel import Parallel
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.engines.vectorised import Vectorised
 from fedlens.federated.tasks import ClientTask, ClientUpdate
-from fedlens.sparse.fisher import sensitivity
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 from tests.federated.small import examples, linear, local_training, network, shards, tasks
 
 SIZES = [6, 10, 4, 20]

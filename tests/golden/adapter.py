@@ -268,8 +268,8 @@ def sensitivities(
     from fedlens import rng
     from fedlens.data.examples import FeatureExamples
     from fedlens.models.classifier import Classifier
-    from fedlens.sparse.fisher import sensitivity
-    from fedlens.sparse.per_example_gradients import SquaredGradients
+    from fedlens.sparse.sensitivity.fisher import sensitivity
+    from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
     model = Classifier(backbone, head).eval()
     names = [name for name, _ in model.named_parameters() if name.startswith("backbone")]

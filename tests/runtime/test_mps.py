@@ -20,7 +20,7 @@ from fedlens.errors import FedlensError
 from fedlens.federated.server.aggregation import RunningSum
 from fedlens.federated.server.optimizers import make_server_optimizer, server_step
 from fedlens.runtime.device import choose_device
-from fedlens.sparse.fisher import LABELS
+from fedlens.sparse.sensitivity.fisher import LABELS
 
 
 class NoFloat64(TorchDispatchMode):

@@ -12,8 +12,8 @@ from fedlens import params, rng
 from fedlens.data.examples import FeatureExamples
 from fedlens.errors import FedlensError
 from fedlens.models.classifier import Classifier
-from fedlens.sparse.fisher import LABELS, TARGETS, Sensitivity, sensitivity
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import LABELS, TARGETS, Sensitivity, sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
 COUNT, CLASSES = 7, 3
 STREAM = rng.Stream(0, ("test",))

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlens import params, rng
 from fedlens.models.architectures.stem import ConvStem
-from fedlens.sparse import layer_gradients
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity import layer_gradients
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
 Found = dict[str, torch.Tensor]
 FEW = settings(max_examples=12, deadline=None)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.sparse.masked_optimizer import memory
-from fedlens.sparse.sparse_adamw import SparseAdamW
+from fedlens.sparse.optimizers.masked_optimizer import memory
+from fedlens.sparse.optimizers.sparse_adamw import SparseAdamW
 from tests.sparse.test_sparse_sgd import SHAPES, Bag, drawn_masks, ones, same_bits, values
 
 OPTIONS = st.fixed_dictionaries(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlens.errors import FedlensError
-from fedlens.sparse.masked_optimizer import memory
-from fedlens.sparse.sparse_sgd import SparseSGDM
+from fedlens.sparse.optimizers.masked_optimizer import memory
+from fedlens.sparse.optimizers.sparse_sgd import SparseSGDM
 
 Tensors = dict[str, torch.Tensor]
 SHAPES = st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=3)

@@ -7,8 +7,8 @@ from torch import nn
 from fedlens.errors import FedlensError
 from fedlens.models.classifier import Classifier
 from fedlens.registry import client_optimizer
-from fedlens.sparse.sparse_adamw import SparseAdamW
-from fedlens.sparse.sparse_sgd import SparseSGDM
+from fedlens.sparse.optimizers.sparse_adamw import SparseAdamW
+from fedlens.sparse.optimizers.sparse_sgd import SparseSGDM
 from fedlens.store import model_state
 from fedlens.training.optimizers import AdamW, ClientOptimizer, CountsEffectiveSteps, Sgd, fuse
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlens.errors import FedlensError
-from fedlens.sparse.sparse_sgd import SparseSGDM
+from fedlens.sparse.optimizers.sparse_sgd import SparseSGDM
 from fedlens.training import precision
 from fedlens.training.precision import Precision
 from fedlens.training.step import StepSettings, train_step

@@ -16,9 +16,9 @@ from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError, suggest
 from fedlens.models.architectures.mode import evaluating
 from fedlens.rng import Stream
-from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.packing import Packing
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
 EXAMPLES = 256  # of a client's, unless another number is asked for
 BATCH = 64

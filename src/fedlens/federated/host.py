@@ -22,9 +22,9 @@ from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.calibration import Score, calibrate
-from fedlens.sparse.fisher import Sensitivity, sensitivity
 from fedlens.sparse.masks import Masks, Ranking
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import Sensitivity, sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
 Progress = Callable[[int, int], None]  # (done, total)
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]  # by title

@@ -13,8 +13,8 @@ from torch import nn
 from fedlens.errors import FedlensError
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
-from fedlens.sparse.fisher import Sensitivity
 from fedlens.sparse.masks import Masks, Ranking
+from fedlens.sparse.sensitivity.fisher import Sensitivity
 from fedlens.training.step import Tally
 
 Stage = Literal["head", "rounds"]  # a head trained on features before the rounds, or the rounds

@@ -16,10 +16,10 @@ from fedlens.models.architectures.mode import evaluating
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse import calibration
-from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.masks import Masks, Rule, needs_scores, rule_row, select
 from fedlens.sparse.parameter_groups import maskable
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
 Inputs = Tensor | tuple[Tensor, Tensor] | Sequence[tuple[Tensor, int]] | Examples
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedlens.errors import FedlensError
 from fedlens.registry import Range, client_optimizer
-from fedlens.sparse.sparse_adamw import SparseAdamW
-from fedlens.sparse.sparse_sgd import SparseSGDM
+from fedlens.sparse.optimizers.sparse_adamw import SparseAdamW
+from fedlens.sparse.optimizers.sparse_sgd import SparseSGDM
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Masks = Mapping[str, Tensor]

@@ -37,8 +37,8 @@ from fedlens.models.architectures.weights import WrongWeights
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
 from fedlens.plugins import PluginError
-from fedlens.sparse.fisher import Sensitivity
 from fedlens.sparse.masks import Ranking
+from fedlens.sparse.sensitivity.fisher import Sensitivity
 from fedlens.training.step import Tally
 
 SECRET = "/home/somebody/secret-3f9a"

@@ -27,8 +27,8 @@ from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import Clients, ClientTask, ClientUpdate, NoUpdates, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
-from fedlens.sparse.fisher import Sensitivity
 from fedlens.sparse.masks import Masks, Ranking
+from fedlens.sparse.sensitivity.fisher import Sensitivity
 from fedlens.training.step import Tally
 from tests.federated.flower.inprocess import InProcessGrid, Spoil
 

@@ -28,9 +28,9 @@ from fedlens.params import Params
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.stop import StopRequest
-from fedlens.sparse.fisher import Sensitivity
 from fedlens.sparse.masks import Masks, Ranking
 from fedlens.sparse.packing import Packing
+from fedlens.sparse.sensitivity.fisher import Sensitivity
 
 
 class HostSession:

@@ -19,8 +19,8 @@ from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Engine, NoUpdates, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
-from fedlens.sparse.fisher import Sensitivity
 from fedlens.sparse.masks import Masks, Ranking
+from fedlens.sparse.sensitivity.fisher import Sensitivity
 
 
 class FlowerEngine:

@@ -6,8 +6,8 @@ from fedlens.federated.flower.setup import Setup
 from fedlens.federated.tasks import ClientTask, ClientUpdate, Stage
 from fedlens.models.heads import Statistics
 from fedlens.params import Params
-from fedlens.sparse.fisher import Sensitivity
 from fedlens.sparse.masks import Ranking
+from fedlens.sparse.sensitivity.fisher import Sensitivity
 
 
 class NodeHost(Protocol):

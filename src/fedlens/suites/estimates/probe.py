@@ -27,10 +27,10 @@ from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.threads import available, limited_threads
-from fedlens.sparse.fisher import sensitivity
 from fedlens.sparse.masks import Masks
 from fedlens.sparse.parameter_groups import maskable
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.fisher import sensitivity
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 from fedlens.suites.estimates.cost import dataset_sizes
 from fedlens.training.evaluate import evaluate
 from fedlens.training.precision import choose as choose_precision

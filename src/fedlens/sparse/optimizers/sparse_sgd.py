@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fedlens.sparse.masked_optimizer import MaskedOptimizer, refuse_negative
+from fedlens.sparse.optimizers.masked_optimizer import MaskedOptimizer, refuse_negative
 
 
 class SparseSGDM(MaskedOptimizer):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fedlens import params, rng
 from fedlens.data.examples import Examples
 from fedlens.errors import FedlensError, suggest
-from fedlens.sparse.per_example_gradients import SquaredGradients
+from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
 
 Weighted = list[tuple[torch.Tensor, torch.Tensor]]  # classes [B], and weights of their targets [B]
 

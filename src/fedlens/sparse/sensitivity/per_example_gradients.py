@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedlens.sparse.layer_gradients import Sums, rule_of
+from fedlens.sparse.sensitivity.layer_gradients import Sums, rule_of
 
 Targets = Callable[[torch.Tensor], Iterable[torch.Tensor]]  # logits [B, C] → some t of shape [B]
 TOLERANCE = 1e-3  # of a rule against autograd, relative to the norm

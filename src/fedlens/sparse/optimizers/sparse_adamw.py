@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fedlens.sparse.masked_optimizer import MaskedOptimizer, refuse_negative
+from fedlens.sparse.optimizers.masked_optimizer import MaskedOptimizer, refuse_negative
 
 
 class SparseAdamW(MaskedOptimizer):

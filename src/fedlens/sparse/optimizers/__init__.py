@@ -1,0 +1,1 @@
+"""Optimizers that change only the entries a mask chooses, and keep state for these alone."""

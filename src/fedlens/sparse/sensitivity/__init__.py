@@ -1,0 +1,1 @@
+"""How sensitive a loss is to each weight: squared gradients of single examples, summed."""
