@@ -105,6 +105,7 @@ def asked(answers: Sequence[Answer]) -> str:
 def tuned(chapters: Iterable[Chapter]) -> str:
     """Whether learning rates were chosen, and on what data."""
     shown = cells(*(grid for chapter in chapters for grid in grids(chapter)))
+    shown = [cell for cell in shown if cell.lr is not None]  # a head in closed form has no rate
     several = sum(cell.candidates > 1 for cell in shown)
     if not several:
         return (
@@ -113,7 +114,7 @@ def tuned(chapters: Iterable[Chapter]) -> str:
         )
     others = "; in the others each method was run with one value" if several < len(shown) else ""
     return (
-        f"In {several} of {counted(len(shown), 'cell')} of the tables the method, with its "
+        f"In {several} of {counted(len(shown), 'trained cell')} of the tables the method, with its "
         "learning rate and weight decay, was chosen among several on validation, never on test "
         f"accuracy{others}."
     )
