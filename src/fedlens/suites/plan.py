@@ -179,18 +179,20 @@ def _parts(
 ) -> Parts:
     """Costs by kind of step: of the run's own work, and of what it does first for others too."""
 
-    def costs(images: Mapping[str, int]) -> dict[Any, float]:
+    def costs(images: Mapping[str, int], *, shared: bool = False) -> dict[Any, float]:
         tasks = [task for task, count in images.items() if count]
         each = machine(config, tasks) if machine is not None else {}
         return {
-            _kind(config, task): images[task] * each.get(task, relative_cost(config, task))
+            (shared, *_kind(config, task)): images[task]
+            * each.get(task, relative_cost(config, task))
             for task in tasks
         }
 
     own, shared = work
     last = {task: min(own.get(task, 0), images) for task, images in tested(config).items()}
     during = {task: images - last.get(task, 0) for task, images in own.items()}
-    return Parts(costs(during), costs(shared), costs(last))
+    # While a run does shared work, others wait for it, so it is faster than the same in turns.
+    return Parts(costs(during), costs(shared, shared=True), costs(last))
 
 
 def _kind(config: Config, task: str) -> tuple[Any, ...]:

@@ -172,7 +172,7 @@ def test_a_timing_of_a_busy_machine_is_repeated_when_it_is_idle(
 def test_a_timing_of_a_busy_machine_is_used_where_there_is_no_time_for_another(
     timed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = wanted(pico("threads=1"))
+    work = wanted(pico())
     monkeypatch.setattr(machines, "load_average", lambda: 99.0)
     ThisMachine(Calculator()).prepare(work)
     monkeypatch.setattr(machines, "load_average", lambda: 0.0)
