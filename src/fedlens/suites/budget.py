@@ -16,9 +16,7 @@ from fedlens.suites.eta import makespan
 from fedlens.suites.suite import SLASH, Cell, first_match
 
 SEEDS = 3  # of the headline runs, before others get a second one
-LITTLE_LONGER = (
-    1.25  # than the last level, where none fits: cutting further then saves next to nothing
-)
+LITTLE_LONGER = 1.25  # than the last level: cutting further would save next to nothing
 RESERVE = 0.1  # of the time, for what an estimate misses
 
 
