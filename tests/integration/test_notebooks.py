@@ -69,6 +69,7 @@ def test_it_runs_from_the_first_cell_to_the_last(
     assert len(places) == 1
     book.cells[places[0]].source = PARAMETERS[name]
     book.cells.insert(0, new_code_cell(f"%reset -f\n%cd -q {tmp_path}\n{ONE_FORMAT}"))
+    book.cells.append(new_code_cell(f"%cd -q {NOTEBOOKS}"))  # the folder is removed after the test
     client = NotebookClient(book, km=kernel, timeout=300)
     try:
         client.execute()

@@ -197,9 +197,9 @@ def test_a_number_of_untrained_models_says_so_where_it_stands() -> None:
     ("candidates", "said"),
     [
         ((1, 1), "were not tuned in these runs: each method was run with one value."),
-        ((1, 4), "In 1 of 2 trained cells of the tables the method, with its learning rate and weight "
-                 "decay, was chosen among several on validation, never on test accuracy; in the "
-                 "others each method was run with one value."),
+        ((1, 4), "In 1 of 2 trained cells of the tables the method, with its learning rate and "
+                 "weight decay, was chosen among several on validation, never on test accuracy; in "
+                 "the others each method was run with one value."),
         ((2, 4), "chosen among several on validation, never on test accuracy. P-values are"),
     ],
 )  # fmt: skip

@@ -422,7 +422,7 @@ def test_the_settings_table_tells_rates_schedules_and_calibration(tmp_path: Path
 
 @pytest.mark.parametrize(("candidates", "said"), [
     (1, "Learning rates and weight decay were not tuned in these runs: each method was run"),
-    (3, "In 4 of 4 trained cells of the tables the method, with its learning rate and weight decay, was"),
+    (3, "In 4 of 4 trained cells of the tables the method, with its learning rate and weight"),
 ])  # fmt: skip
 def test_a_choice_on_validation_is_claimed_only_where_one_was_made(
     candidates: int, said: str, tmp_path: Path
