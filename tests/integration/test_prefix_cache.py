@@ -91,6 +91,11 @@ def test_a_cached_run_has_the_bits_of_the_whole_model(
     assert_equal_runs(cached, uncached)
 
 
+def test_a_head_is_solved_again_without_validation_images(tiny: Tiny) -> None:
+    words = [*SOLVED_AGAIN, *FEDERATED, "data.validation=0", "head.l2=10", "head.temperature=3"]
+    assert_equal_runs(start(tiny(*words)), start(tiny(*words, OFF, root="whole")))
+
+
 def test_an_interrupted_run_ends_with_the_same_bits_also_beside_a_damaged_file(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedlens import files
-from fedlens.data.examples import Examples
+from fedlens.data.examples import Examples, ImageExamples
 from fedlens.data.mapped_file import MakeRows, MappedFile
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
@@ -166,6 +166,11 @@ class ActivationExamples:
 
     def to(self, device: torch.device) -> "ActivationExamples":
         return replace(self, computed=self.computed.to(device), device=device)
+
+    def like(self, images: ImageExamples, exact: Collection[int] | None) -> "ActivationExamples":
+        """Other examples of the same file: those of `images`, whose index says which."""
+        computed = replace(self.computed, examples=images)
+        return replace(self, computed=computed, index=images.index, exact=exact)
 
     def batch(self, index: torch.Tensor, draw: torch.Generator | None = None) -> torch.Tensor:
         if self.exact is not None and len(index) not in self.exact:

@@ -7,7 +7,7 @@ sums give takes its place. Dong et al., 2022, https://arxiv.org/abs/2207.09413.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,16 +73,15 @@ class HeadRefit:
     def _splits(self) -> tuple[Examples, Examples]:
         """Training and validation examples as evaluation sees them, without augmentation."""
         experiment = self.experiment
-        if experiment.model.cut is not None:
-            train, validation = experiment.train, experiment.validation
-            assert isinstance(train, ActivationExamples)
-            assert isinstance(validation, ActivationExamples)
-            return replace(train, exact=validation.exact), validation
         features, pipeline = experiment.features, experiment.extractor.pipeline
-        return (
-            ImageExamples(features.images, features.train_index, pipeline),
-            ImageExamples(features.images, features.validation_index, pipeline),
-        )
+        train = ImageExamples(features.images, features.train_index, pipeline)
+        validation = ImageExamples(features.images, features.validation_index, pipeline)
+        cached = experiment.train
+        if not isinstance(cached, ActivationExamples):
+            return train, validation
+        known = experiment.validation
+        exact = known.exact if isinstance(known, ActivationExamples) else cached.exact
+        return cached.like(train, exact), cached.like(validation, exact)
 
     def _chosen(self, count: int, *, last: bool) -> torch.Tensor:
         """The training examples whose features are summed: the same ones every time."""
