@@ -1,6 +1,7 @@
 """A closed-form head that is solved again while the backbone below it is trained."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,18 +10,22 @@ from fedlens.config.compose import compose
 from fedlens.config.identity import run_name
 from fedlens.data.examples import ImageExamples
 from fedlens.experiments.loaded_run import load_run
+from fedlens.experiments.preparation.refit import HeadRefit
 from fedlens.experiments.run import start
 from fedlens.models.heads import Statistics, deep_ridge
-from fedlens.runtime.stop import StopRequest
+from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.store.run_folder import RunFolder
-from tests.integration.conftest import FEDERATED, TINY, Call
+from tests.integration.conftest import FEDERATED, TINY, Call, facts
 
 WORDS = [
     *FEDERATED, "head=deep_ridge", "head.layers=2", "head.l2=10", "head.temperature=3",
     "federated.refit_head=2", "train.trainable=full", "train.lr=0.01", "evaluate.select=last",
     "federated.rounds=4",
 ]  # fmt: skip
-UNDER_FEWER = [*WORDS, "head.train_layers=1", "federated.refit_head=3"]
+UNDER_FEWER = [
+    *WORDS, "head.train_layers=1", "federated.refit_head=3", "evaluate.every=4",
+    "checkpoint.every=4",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,27 @@ def test_worker_processes_receive_the_new_head(folder: RunFolder, tmp_path: Path
     other = load_run(start(compose("quickstart", words)), StopRequest()).tuned
     for name, value in load_run(folder, StopRequest()).tuned.items():
         assert torch.equal(other[name], value)
+
+
+@pytest.mark.parametrize("nth", [1, 2])  # of the heads: the second is the last round's
+def test_a_run_stopped_while_it_solves_a_head_ends_with_the_same_bits(
+    nth: int, deepened: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose("quickstart", [*TINY, *UNDER_FEWER, f"run.root={tmp_path}"])
+    whole, solved = HeadRefit._sums, 0
+
+    def sums(*args: Any) -> Statistics:
+        nonlocal solved
+        solved += 1
+        if solved == nth:
+            raise Interrupted("SIGINT")
+        return whole(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HeadRefit, "_sums", sums)
+        with pytest.raises(Interrupted):
+            start(config)
+    assert facts(start(config)) == facts(deepened)
 
 
 @pytest.mark.parametrize(

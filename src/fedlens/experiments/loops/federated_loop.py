@@ -155,7 +155,7 @@ class FederatedLoop:
         lr = settings.lr * settings.schedule.factor(number - 1, self.loop.total)
         cohort = settings.draw_cohort(number, self.clients.sizes, lr=lr)
         measured = self._measure_controls(lr) if self.server.round == 0 else {}
-        start = self.server.trained
+        before, start = self.server, self.server.trained
 
         def on_update(update: ClientUpdate, accepted: bool) -> None:
             if accepted:
@@ -182,7 +182,11 @@ class FederatedLoop:
             record |= {"controls": measured}
             record |= {key: record[key] + measured[key] for key in ("bytes_down", "bytes_up")}
         if self.refit is not None and self.refit.due(number, self.loop.total):
-            record |= self._solve_head(self.refit, record)
+            try:
+                record |= self._solve_head(self.refit, record)
+            except Interrupted:
+                self.server = before  # a round ends with its head: this one is run again
+                raise
         if settings.average is not None:
             self.past = settings.average.updated(self.past, self._raw)
         self._load_into_model()
