@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def session(
         "command": shlex.join(command or ["fedlens", *sys.argv[1:]]),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in (*PACKAGES, *packages)},
-        "git": git_commit(Path(__file__).parent),
+        "git": git_commit(),
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -80,8 +81,10 @@ def differences(first: dict[str, Any], later: dict[str, Any]) -> list[str]:
     return [key for key in relevant if first.get(key) != later.get(key)]
 
 
-def git_commit(folder: Path) -> str | None:
+@cache  # the code of a process is the code it loaded
+def git_commit() -> str | None:
     """The commit of this code, marked if there are uncommitted changes; None outside git."""
+    folder = Path(__file__).parent
     try:
         _, commit, changes = [
             subprocess.run(
