@@ -143,15 +143,56 @@ def numbers(grid: Grid) -> Iterator[float]:
     yield from (delta.corrected for delta in grid.contrasts if delta.corrected is not None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [FINDINGS, ANSWERS], ids=["README", "study"])
-def test_every_number_of_the_answers_is_in_the_report(words: str) -> None:
+@pytest.fixture(scope="module")
+def grids() -> list[Grid]:
     report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
-    grids = (grid for chapter in report.chapters for grid in chapter.grids)
+    return [grid for chapter in report.chapters for grid in chapter.grids]
+
+
+answers = pytest.mark.parametrize("words", [FINDINGS, ANSWERS], ids=["README", "study"])
+
+
+@pytest.mark.slow
+@answers
+def test_every_number_of_the_answers_is_in_the_report(grids: list[Grid], words: str) -> None:
     known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
     said = set(re.findall(r"\b\d+\.\d\d\b", words))
     assert said
     assert said <= known
+
+
+def quoted(words: str) -> Iterator[tuple[str, str, str]]:
+    """The mean, the half width and the p-value of each difference, where a sentence states a p.
+
+    The p-value of a difference is the next one in its sentence.
+    """
+    for sentence in re.split(r"\.\s|\n- ", words):
+        differences = re.finditer(r"(\d+\.\d\d) ± (\d+\.\d\d)", sentence)
+        for difference in differences:
+            if p := re.search(r"p = (0\.\d+)", sentence[difference.end() :]):
+                yield difference[1], difference[2], p[1]
+
+
+def test_p_values_belong_to_the_differences_before_them() -> None:
+    words = "It loses 1.30 ± 0.25 and 8.50 ± 1.71 (p = 0.006 each).\n- It gains 2.00 ± 1.00.\n"
+    assert list(quoted(words)) == [("1.30", "0.25", "0.006"), ("8.50", "1.71", "0.006")]
+
+
+@pytest.mark.slow
+@answers
+def test_every_p_value_is_that_of_its_difference(grids: list[Grid], words: str) -> None:
+    """To as many decimals as it is quoted with."""
+    contrasts = [found for grid in grids for found in grid.contrasts if found.corrected is not None]
+    found = list(quoted(words))
+    assert len({p for _, _, p in found}) >= 2
+    for mean, half, p in found:
+        assert [
+            one
+            for one in contrasts
+            if (f"{abs(one.mean):.2f}", f"{one.half:.2f}") == (mean, half)
+            and f"{one.corrected:.{len(p) - 2}f}" == p
+        ], (mean, half, p)
+    assert len(re.findall(r"\bp = ", words)) == len(re.findall(r"\bp = 0\.\d{2,3}\b", words))
 
 
 @pytest.mark.slow
