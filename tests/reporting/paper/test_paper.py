@@ -781,3 +781,10 @@ def test_people_of_one_place_stand_together(tmp_path: Path) -> None:
     text = written(content, tmp_path)
     assert r"Ada (s1) and Ben\\\textit{Here}" in text
     assert r"Cy (s3)\\\textit{There}" in text
+
+
+def test_sentences_on_drift_cite_no_table_of_accuracies(tmp_path: Path) -> None:
+    said = written(rich(), tmp_path)
+    drift = said[said.index("random updates have a sign agreement of one half") :]
+    assert "drift goes from" in drift
+    assert "tab:" not in drift[: drift.index("\n\n")]

@@ -150,7 +150,7 @@ def run_page(folder: RunFolder) -> RenderableType:
         facts.add_row("backbone", _backbone(manifest))
         if "density" in manifest:
             rule = _label(manifest, "mask_rule")
-            facts.add_row("trains", f"{manifest['density']:.4g} of the weights: {rule}")
+            facts.add_row("trains", f"{100 * manifest['density']:.4g}% of the weights: {rule}")
         if "clients" in manifest:
             facts.add_row("federation", _federation(manifest))
     if result:
