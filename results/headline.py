@@ -78,7 +78,7 @@ def draw(places: Iterable[Path], target: Path) -> None:
     ends = {"IID": "IID data", "Nc=1": "one class per client (Nc=1)"}
     with style.paper():
         left = max(map(style.text_width, names)) + 0.12
-        figure, ((axes,),) = style.panels(1, 1, width=style.TEXT, height=2.7, left=left, top=0.1)
+        figure, ((axes,),) = style.panels(1, 1, width=style.TEXT, height=2.8, left=left, top=0.3)
         for place, row in enumerate(rows.values()):
             found = [method for column in ends if (method := _at(row, column))]
             means = [method.test.mean for method in found]
@@ -99,7 +99,7 @@ def draw(places: Iterable[Path], target: Path) -> None:
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.set_xlabel("test accuracy [%]")
-        axes.legend(loc="lower left")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
         style.plain(axes, "x")
         style.save(figure, target)
 

@@ -32,6 +32,8 @@ PLAIN_WORDS = {  # not: but
     r"crowd": "remote clients",
     r"breathe": "on_progress",
     r"let up by": "rounded up because of",
+    r"even data": "IID data",
+    r"elects? a sign": "choose the sign of the sum",
 }
 BANNED = re.compile("|".join(rf"\b(?:{words})\b" for words in PLAIN_WORDS))
 TEXTS = {

@@ -747,7 +747,7 @@ merge_method = Registry(
         *(["statistics"] if traits.get("needs") else []),
     ),
     common=(
-        Parameter("scale", float, 1.0, Range("(0, inf)"), "λ, on the merged vector"),
+        Parameter("scale", float, 1.0, Range("(0, inf)"), "λ, the factor of the merged vector"),
     ),
     doc="""How many task vectors become one: for `merge`, and as an aggregator of client updates.
 

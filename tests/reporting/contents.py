@@ -57,7 +57,7 @@ def run(name: str, setting: str = HERE, seed: int = 0) -> Provenance:
         name=name, setting=setting, seed=seed, command=f"fedlens run {name} seed={seed}",
         commit="c0ffee" * 6, versions={"fedlens": "0.1.0", "torch": "2.15.0"}, device="cpu",
         threads=2, inputs={"data": "d1" * 32, "weights": None}, parameters="e2" * 32,
-        chosen="validation, round 8", validation=50.0, test=49.5, used=True,
+        chosen="round 8, chosen on validation", validation=50.0, test=49.5, used=True,
     )  # fmt: skip
 
 

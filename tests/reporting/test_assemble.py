@@ -104,7 +104,7 @@ def test_provenance_tells_where_a_number_comes_from(tmp_path: Path) -> None:
     (found,) = of(tmp_path).runs
     assert (found.name, found.seed, found.commit) == (run.name, 3, "c" * 8)
     assert (found.test, found.validation) == (50.0, pytest.approx(40.0))
-    assert found.chosen == "validation, round 2"
+    assert found.chosen == "round 2, chosen on validation"
     assert found.parameters == f"digest of {run.name}"
     assert found.inputs == {"data": "d" * 8, "weights": "w" * 8}
 

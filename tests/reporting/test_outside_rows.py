@@ -51,7 +51,7 @@ def test_a_question_from_outside_is_in_the_whole_report(
     assert '<article id="table-batch_sizes">' in page
     paper = (tmp_path / "out" / "report.tex").read_text(encoding="utf-8")
     assert r"\subsection{Does the batch size matter}" in paper
-    assert r"Against \emph{batch 8} under IID, over 3 seeds" in paper
+    assert r"Compared with \emph{batch 8} at IID (3 seeds)" in paper
     assert r"\label{fig:batch_sizes}" in paper
     assert (tmp_path / "out" / "tables" / "batch_sizes-differences.csv").exists()
     assert (tmp_path / "out" / "figures" / "batch_sizes.pdf").exists()

@@ -58,7 +58,8 @@ def merge(
             `input_moments` of each tuned model, for "fisher_average" its `fisher` with
             `target="log_prob"`. Both are means over examples, so `weights` say how many examples
             each vector stands for. Tensors without an entry are averaged.
-        **parameters: The method's own; and `scale`, λ on the merged vector, of every method.
+        **parameters: The method's own; and `scale`, the factor λ of the merged vector, which every
+            method has.
 
     Needs all vectors at once, one byte per entry in methods that thin, and one tensor of each
     vector in float64 at a time.
@@ -157,7 +158,7 @@ def average(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
     order=2,
 )
 def task_arithmetic(vectors: Sequence[Params], weights: Sequence[float]) -> Vector:
-    """λ Σ n p_k τ_k, n times the average; choose λ, 0.3 to 0.5 for a few tasks."""
+    """λ Σ n p_k τ_k, a sum: n times the average. Choose λ; 0.3 to 0.5 suits a few tasks."""
     return _combined(vectors, weights, weighted_sum)
 
 
@@ -172,7 +173,7 @@ def ties(
     *,
     density: Annotated[float, Range("(0, 1]"), "share of a vector's entries that are kept"] = 0.2,
 ) -> Vector:
-    """Keep the largest entries of each vector; elect a sign by mass; average those that agree.
+    """Keep the largest entries of each vector, and average those with the sign of their sum.
 
     An entry is divided by the number of vectors that agree on it, so vectors with little in common
     give a longer vector than their mean. Conventions where others differ: exactly

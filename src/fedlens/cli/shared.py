@@ -38,7 +38,10 @@ RuntimeOverrides = Annotated[
         help="Settings that may differ from the run's, such as `data.root=/content/data`.",
     ),
 ]
-Root = Annotated[Path, typer.Option("--runs", help="The folder of the runs, or an archive.")]
+Root = Annotated[Path, typer.Option("--runs", help="The folder of the runs.")]
+RootOrArchive = Annotated[
+    Path, typer.Option("--runs", help="The folder of the runs, or an archive of records.")
+]
 RunName = Annotated[
     str,
     typer.Argument(

@@ -240,6 +240,7 @@ def _facts(methods: Sequence[Method]) -> dict[str, list[Any]]:
 def _provenance(run: Run, setting: str, used: bool) -> Provenance:
     session = run.manifest["sessions"][0]
     choice = run.result["choice"]
+    why = "the last" if choice["chosen_on"] == "last" else f"chosen on {choice['chosen_on']}"
     return Provenance(
         name=run.name,
         setting=setting,
@@ -251,7 +252,7 @@ def _provenance(run: Run, setting: str, used: bool) -> Provenance:
         threads=session["threads"],
         inputs=run.manifest["inputs"],
         parameters=choice["parameters"],
-        chosen=f"{choice['chosen_on']}, {run.result['unit']} {choice['unit']}",
+        chosen=f"{run.result['unit']} {choice['unit']}, {why}",
         validation=run.validation,
         test=run.test,
         used=used,

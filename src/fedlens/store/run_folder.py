@@ -296,6 +296,11 @@ def find_run(name: str, root: Path) -> RunFolder:
 def find_runs(path: Path, root: Path = Path("runs")) -> list[RunFolder]:
     """The run at `path`, all runs of a folder or an archive, or the run of that name in `root`."""
     if not path.exists() or _is_run(path):
+        if not path.exists() and not runs(root):
+            raise FedlensError(
+                f"No run '{shown(str(path))}', and no folder or archive of that name: start a run "
+                "with `fedlens run quickstart`."
+            )
         return [find_run(str(path), root)]
     if not (folders := runs(path)):
         raise FedlensError(f"There are no runs in {path}: name runs, or a folder that has some.")

@@ -211,7 +211,7 @@ def test_a_choice_is_told_only_where_there_was_one(candidates: tuple[int, int], 
 
 
 def test_megabytes_say_what_was_sent_before_the_first_round() -> None:
-    assert "Megabytes are those that a run sends, both ways. " in words(page(rich()))
+    assert "Sizes are what one run sends in both directions. " in words(page(rich()))
     content = rich()
     early = [
         Curve(str(sent), [], [0, 2], [0, 8], [sent, 20.0], [40.0, 41.0], [None, None])
@@ -220,7 +220,8 @@ def test_megabytes_say_what_was_sent_before_the_first_round() -> None:
     curves = [CurveSet("six_models", "six_models", "Six", "round", early, [])]
     told = replace(content, chapters=[replace(content.chapters[0], curves=curves)])
     said = (
-        "both ways in all rounds, and 7.50 to 15.15 MB up before the first round, for the head or"
+        "in both directions in all rounds, and 7.50 to 15.15 MB that clients send before the first "
+        "round, for the head or the mask."
     )
     assert said in words(page(told))
 
@@ -258,9 +259,9 @@ def test_the_first_screen_answers_each_question_with_a_sentence_and_a_figure() -
     first = text[text.index('id="panel-overview"') : text.index('id="panel-curves"')]
     said = words(first)
     assert (
-        "Which weights should be trained? Random is 0.66 ± 0.04 points lower than dense at IID "
-        "(significant: p < 0.001, 3 seeds). Of 2 tested differences from dense at IID, 1 is "
-        "significant; this is the largest." in said
+        "Which weights should be trained? Test accuracy at IID is 0.66 ± 0.04 points lower with "
+        "random than with dense (significant: p < 0.001, 3 seeds). Of 2 tested differences from "
+        "dense at IID, 1 is significant: this one." in said
     )
     assert "Nc=1 minus IID: −39.56 points (1 seed; too few seeds to test)." in said
     answers = first.count('class="answer"')
@@ -276,8 +277,8 @@ def test_the_contrasts_that_a_suite_states_come_first_and_are_quoted_alike() -> 
     text = page(replace(rich(), asked=[stated, later]))
     said = words(text)
     assert (
-        "Do masks cost accuracy? Random is 0.66 ± 0.04 points lower than dense (significant: "
-        "p = 0.002, 3 seeds)." in said
+        "Do masks cost accuracy? Test accuracy is 0.66 ± 0.04 points lower with random than with "
+        "dense (significant: p = 0.002, 3 seeds)." in said
     )
     assert "There are no runs yet that compare random with dense." in said
     assert said.index("Do masks cost accuracy?") < said.index("Which weights should be trained?")

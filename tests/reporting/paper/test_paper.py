@@ -283,7 +283,7 @@ def compared(*contrasts: Contrast, columns: tuple[str, ...] = ("IID",)) -> Grid:
 def test_a_difference_is_stated_only_if_its_corrected_p_decides_it() -> None:
     (said,) = differences.contrasts(compared(LOSS, GAIN, OPEN))
     assert said == (
-        r"Against \emph{dense}, over 3 seeds, \emph{random} loses 1.49 $\pm$ 0.50 points "
+        r"Compared with \emph{dense} (3 seeds), \emph{random} loses 1.49 $\pm$ 0.50 points "
         r"($p$ = 0.030); "
         r"\emph{ridge} gains 2.25 $\pm$ 0.50 points ($p$ = 0.0004); the difference is not "
         r"significant for \emph{least sensitive} ($-$1.18 $\pm$ 0.62)."
@@ -297,11 +297,9 @@ def test_columns_within_a_row_are_told_apart_from_rows_within_a_column() -> None
     grid = Grid("a", "local_steps", "L", "", "", ["IID", "Nc=1"], ["J=4", "J=16"], cells,
                 [skew, steps])  # fmt: skip
     (straight,) = differences.contrasts(grid)
-    assert straight.startswith(
-        r"Against \emph{IID} under J=4, over 3 seeds, \emph{Nc=1} loses 8.50"
-    )
+    assert straight.startswith(r"Compared with \emph{IID} at J=4 (3 seeds), \emph{Nc=1} loses 8.50")
     (turned,) = differences.contrasts(grid, turned=True)
-    assert turned.startswith(r"Against \emph{J=4} under Nc=1, over 3 seeds, \emph{J=16} loses 7.5")
+    assert turned.startswith(r"Compared with \emph{J=4} at Nc=1 (3 seeds), \emph{J=16} loses 7.5")
     told = chapter(HERE, grids=[grid])
     assert turned in SECTIONS["steps"].sentences(told)
     assert straight in SECTIONS["heterogeneity"].sentences(told)
@@ -353,9 +351,9 @@ def test_of_many_columns_the_first_and_the_last_are_spoken_of() -> None:
     columns = ("J=4", "J=8", "J=16")
     grid = compared(*(replace(LOSS, column=c) for c in columns), columns=columns)
     said = " ".join(differences.contrasts(grid))
-    assert "under J=4" in said
-    assert "under J=16" in said
-    assert "under J=8" not in said
+    assert "at J=4" in said
+    assert "at J=16" in said
+    assert "at J=8" not in said
 
 
 def test_a_difference_in_any_setting_counts_in_the_conclusion(tmp_path: Path) -> None:
@@ -363,8 +361,8 @@ def test_a_difference_in_any_setting_counts_in_the_conclusion(tmp_path: Path) ->
     said = written(Content(ABOUT, questions(), settings, [], [], {}), tmp_path)
     assert "so no difference was tested" not in said
     assert (
-        r"(d)} Random is 1.49 $\pm$ 0.50 points lower than dense (significant: p = 0.030, 3 seeds)."
-        in said
+        r"(d)} Test accuracy is 1.49 $\pm$ 0.50 points lower with random than with dense "
+        "(significant: p = 0.030, 3 seeds)." in said
     )
 
 
@@ -783,3 +781,10 @@ def test_people_of_one_place_stand_together(tmp_path: Path) -> None:
     text = written(content, tmp_path)
     assert r"Ada (s1) and Ben\\\textit{Here}" in text
     assert r"Cy (s3)\\\textit{There}" in text
+
+
+def test_sentences_on_drift_cite_no_table_of_accuracies(tmp_path: Path) -> None:
+    said = written(rich(), tmp_path)
+    drift = said[said.index("random updates have a sign agreement of one half") :]
+    assert "drift goes from" in drift
+    assert "tab:" not in drift[: drift.index("\n\n")]

@@ -25,15 +25,20 @@ def table(*contrasts: Contrast, levels: tuple[str, ...] = ()) -> Grid:
 @pytest.mark.parametrize(
     ("contrast", "said"),
     [
-        (LOSS, "Random is 1.49 ± 0.50 points lower than dense (significant: p = 0.030, 3 seeds)"),
+        (LOSS, "Test accuracy is 1.49 ± 0.50 points lower with random than with dense "
+               "(significant: p = 0.030, 3 seeds)"),
         (replace(LOSS, mean=1.49, corrected=0.0499),
-         "Random is 1.49 ± 0.50 points higher than dense (significant: p = 0.0499, 3 seeds)"),
+         "Test accuracy is 1.49 ± 0.50 points higher with random than with dense (significant: "
+         "p = 0.0499, 3 seeds)"),
+        (replace(LOSS, row="FedAvg, server learning rate 2"),
+         "Test accuracy is 1.49 ± 0.50 points lower with “FedAvg, server learning rate 2” than "
+         "with dense (significant: p = 0.030, 3 seeds)"),
         (OPEN, "The difference between sparse and dense is not significant (+4.00 ± 4.50 points, "
                "p = 0.310, 3 seeds)"),
-        (replace(LOSS, count=2), "Random minus dense: −1.49 ± 0.50 points (2 seeds; too few seeds "
-                                 "to test)"),
+        (replace(LOSS, count=2), "Test accuracy, random minus dense: −1.49 ± 0.50 points (2 seeds; "
+                                 "too few seeds to test)"),
         (replace(LOSS, corrected=None),  # the suite does not state it
-         "Random minus dense: −1.49 ± 0.50 points (3 seeds; not tested)"),
+         "Test accuracy, random minus dense: −1.49 ± 0.50 points (3 seeds; not tested)"),
     ],
 )  # fmt: skip
 def test_only_a_significant_difference_is_called_higher_or_lower(
@@ -44,12 +49,12 @@ def test_only_a_significant_difference_is_called_higher_or_lower(
 
 def test_of_rows_without_an_order_the_largest_significant_one_is_stated() -> None:
     assert answer(table(LOSS, OPEN), RULES) == [
-        "Random is 1.49 ± 0.50 points lower than dense (significant: p = 0.030, 3 seeds). Of 2 "
-        "tested differences from dense, 1 is significant; this is the largest."
+        "Test accuracy is 1.49 ± 0.50 points lower with random than with dense (significant: p = "
+        "0.030, 3 seeds). Of 2 tested differences from dense, 1 is significant: this one."
     ]
     small = replace(OPEN, row="small", mean=0.1)
     assert answer(table(OPEN, small), RULES)[0].endswith(
-        "Of 2 tested differences from dense, none is significant; this is the largest."
+        "Of 2 tested differences from dense, none is significant; this one is the largest."
     )
 
 
@@ -60,12 +65,14 @@ def test_of_rows_with_an_order_the_last_tested_one_is_stated() -> None:
     steps = Contrast("J=16", "J=4", "Nc=1", -11.2, 5.6, 3, 0.01, 0.026, turned=True)
     said = answer(table(near, far, alone, steps), STEPS)
     assert said[0].startswith("The difference between Nc=1 and IID at J=4 is not significant (")
-    assert said[1].startswith("J=16 is 11.20 ± 5.60 points lower than J=4 at Nc=1 (significant")
+    assert said[1].startswith(
+        "Test accuracy at Nc=1 is 11.20 ± 5.60 points lower with J=16 than with J=4 (significant"
+    )
 
 
 def test_a_row_that_is_itself_a_reference_is_not_picked() -> None:
     start = replace(LOSS, row="head alone", mean=-9.0)
-    assert "Random" in answer(table(start, LOSS, levels=("head alone",)), RULES)[0]
+    assert "lower with random" in answer(table(start, LOSS, levels=("head alone",)), RULES)[0]
 
 
 def test_means_alone_claim_no_order() -> None:
@@ -95,6 +102,6 @@ def test_a_contrast_of_the_suite_has_the_same_sentence() -> None:
 
 def test_a_sweep_of_one_run_is_not_called_better() -> None:
     assert scaled(rich().chapters[0].alphas[:1]) == (
-        "Validation chose α = 0.5 for full fine-tuning, seed 0: test accuracy 49.90 %, +0.80 "
-        "points against the model as trained (1 run; too few seeds to test)."
+        "α = 0.5 has the best validation accuracy for “full fine-tuning, seed 0”. Its test "
+        "accuracy is 49.90 %, +0.80 points from the trained model's (1 run; too few seeds to test)."
     )

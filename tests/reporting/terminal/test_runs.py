@@ -53,7 +53,7 @@ def test_a_run_is_one_line_with_an_id_that_finds_it(width: int, tmp_path: Path) 
 
 def test_only_what_differs_is_a_column(tmp_path: Path) -> None:
     text = "\n".join(lines([make(tmp_path, 1), make(tmp_path, 2)], 200))
-    assert text.count("least sensitive 0.1") == 1
+    assert text.count("least sensitive 10%") == 1
     assert text.count("Nc=1") == 1
     assert "FedAvg, extended, extended" in text
     assert "1 run, finished;" in lines([make(tmp_path, 3)], 200)[0]

@@ -45,7 +45,8 @@ def report(
     """Write a report on finished runs: HTML page, LaTeX paper, tables, figures and audit.
 
     Everything is computed from the runs' records; nothing is trained or evaluated. The page is one
-    file that works offline. An older report in the same folder is replaced.
+    file that works offline. An older report in the same folder is replaced; texts of your own in
+    it, such as `discussion.tex`, are kept.
 
     Example: `fedlens report runs --out report --about about.yaml --pdf`
     """

@@ -13,6 +13,7 @@ from fedlens.cli.shared import (
     Overrides,
     Plugins,
     Root,
+    RootOrArchive,
     RunName,
     RuntimeOverrides,
     out,
@@ -85,7 +86,7 @@ def resume(
 
 @app.command()
 def ls(
-    root: Root = RUNS,
+    root: RootOrArchive = RUNS,
     texts: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,7 +138,7 @@ def ls(
 @app.command()
 def show(
     run: RunName,
-    root: Root = RUNS,
+    root: RootOrArchive = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print all records as JSON.")] = False,
 ) -> None:
     """Show one run: its accuracy, settings, command and learning curve.
@@ -194,6 +195,7 @@ def config(
 
     if experiment is None:
         print_entries((entry.name, entry.documentation) for entry in experiments())
+        out.print("Run one: fedlens run NAME. Print its config: fedlens config NAME", **PLAIN)
         return
     composed = compose(experiment, overrides or [])
     for line in documentation(experiment).splitlines():

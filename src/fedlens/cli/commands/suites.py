@@ -140,6 +140,7 @@ def suite(
     began = time.monotonic()
     if name is None:
         print_entries((entry.name, entry.documentation) for entry in suites())
+        out.print("Run one: fedlens suite NAME. Estimate its time first: add --dry-run", **PLAIN)
         return
     if slurm and launcher is Launcher.here:
         raise FedlensError(

@@ -34,8 +34,8 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="KEY=SPACE",
-            help="Also search this key, in `log:1e-4:1`, `float:0:0.1`, `int:1:8`, or values such "
-            "as `cosine,linear`; repeatable.",
+            help="Search this key too: in a range (`log:1e-4:1`, `float:0:0.1`, `int:1:8`), or "
+            "among values (`cosine,linear`); repeatable.",
         ),
     ] = None,
     name: Annotated[
@@ -55,7 +55,8 @@ def tune(
     pruner: Annotated[
         str,
         typer.Option(
-            help="`median` stops trials that are worse than the median of earlier ones; or `none`."
+            help="`median` stops trials that are worse than the median of earlier ones; `none` "
+            "stops no trial."
         ),
     ] = "median",
     timeout: Annotated[

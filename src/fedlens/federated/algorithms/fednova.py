@@ -21,7 +21,7 @@ from fedlens.rng import Stream
     needs_effective_steps=True,
 )
 class FedNova:
-    """Updates per effective step, times the mean number of effective steps."""
+    """The mean update per effective step, times the mean number of effective steps."""
 
     def __init__(self, start: Params, stream: Stream) -> None:
         del stream

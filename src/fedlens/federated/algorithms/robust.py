@@ -27,7 +27,7 @@ class ClippedMean:
         start: Params,
         stream: Stream,
         *,
-        clip_norm: Annotated[float, Range("(0, inf)"), "longer updates are shortened to it"] = 1.0,
+        clip_norm: Annotated[float, Range("(0, inf)"), "longer updates are cut to this norm"] = 1.0,
     ) -> None:
         del stream
         self.running = RunningSum(start)
@@ -62,7 +62,7 @@ class Median:
     label="trimmed mean", paper="Yin et al., 2018, https://arxiv.org/abs/1803.01498", order=5
 )
 class TrimmedMean:
-    """The mean of what is left when ⌊trim · n⌋ values are cut off at each end."""
+    """The mean without the ⌊trim · n⌋ smallest and largest values of each coordinate."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class TrimmedMean:
         stream: Stream,
         *,
         trim: Annotated[
-            float, Range("[0, 0.5)"), "share of clients cut off at each end of every coordinate"
+            float, Range("[0, 0.5)"), "share of clients left out at each end of every coordinate"
         ] = 0.1,
     ) -> None:
         del stream

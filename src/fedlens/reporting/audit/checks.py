@@ -183,8 +183,12 @@ def _tuned_alike(tables: Sequence[Comparison], headlines: set[str]) -> Check:
         ]
     return Check(
         "Methods were tuned alike",
-        f"{labels.counted(len(tables), 'table')}; {labels.counted(choices, 'cell')} chosen among "
-        "several, on validation",
+        f"{labels.counted(len(tables), 'table')}; "
+        + (
+            f"{labels.counted(choices, 'cell')} with several candidates, chosen on validation"
+            if choices
+            else "no cell had several candidates to choose from"
+        ),
         violations,
         remarks,
         nothing="" if choices else "not tuned",

@@ -205,7 +205,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _caption(grid: Grid) -> str:
     seeds = {len(cell.seeds) for row in grid.cells for cell in row if cell}
-    levels = f"Lines without dots: {', '.join(grid.levels)}." if grid.levels else ""
+    levels = f"Lines without dots: {'; '.join(grid.levels)}." if grid.levels else ""
     over = "One seed, no interval." if seeds == {1} else "Mean and interval over seeds."
     return " ".join(filter(None, [f"{grid.title}.", grid.note, levels, over]))
 

@@ -39,9 +39,13 @@ PARTITION_LABELS = {  # statistics of a partition
     "sizes": "images",
     "classes_per_client": "classes",
     "label_entropy": "label entropy, nats",
-    "emd": "distance to all data",
+    "emd": "distance from all data",
 }
-FACT_LABELS = {"lr": "learning rate", "l2": "ridge λ"}  # the other keys can be read as they are
+FACT_LABELS = {  # the other keys can be read as they are
+    "lr": "learning rate",
+    "l2": "ridge λ",
+    "validation": "validation fraction",
+}
 
 
 def page(content: Content) -> str:
@@ -189,6 +193,8 @@ def _decimal(value: float | None, digits: int = 2) -> str:
 
 
 def _megabytes(value: float) -> str:
+    if value >= 1000:
+        return f"{value / 1000:,.1f} GB"
     return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
 
 

@@ -31,9 +31,9 @@ def significant(contrast: Contrast) -> bool:
     return statistics.significant(contrast.corrected, contrast.count)
 
 
-def over(contrasts: Iterable[Contrast]) -> str:
-    """'over 3 seeds'."""
-    return f"over {span(c.count for c in contrasts)}"
+def seeds(contrasts: Iterable[Contrast]) -> str:
+    """'3 seeds', '3 to 5 seeds'."""
+    return span(c.count for c in contrasts)
 
 
 def without_duplicates(contrasts: Iterable[Contrast]) -> list[Contrast]:
@@ -61,10 +61,10 @@ def contrasts(grid: Grid, *, columns: int = 2, turned: bool = False) -> list[str
         if len(names) > columns:
             names = [names[0], *names[len(names) - columns + 1 :]]
         for column in names:
-            where = f" under {tex(column)}" if several else ""
+            where = f" at {tex(column)}" if several else ""
             here = [c for c in every if (c.against, c.column) == (against, column)]
             if tested := [c for c in here if captions.tested(c)]:
-                first = f"Against {emphasised(against)}{where}, {over(tested)}, "
+                first = f"Compared with {emphasised(against)}{where} ({seeds(tested)}), "
                 sentences.append(f"{first}{_tested(tested)}.")
             if untested := [c for c in here if not captions.tested(c)]:
                 few.append((where.strip(), untested))
@@ -77,7 +77,8 @@ def _untested(against: str, groups: Sequence[tuple[str, Sequence[Contrast]]]) ->
     counts = [c.count for _, here in groups for c in here]
     reason = captions.TOO_FEW if max(counts) < MIN_SEEDS else captions.NOT_TESTED
     texts = [
-        f"{where} {listed([f'{emphasised(c.row)} {points(c)}' for c in here])}".strip()
+        f"{f'{where}, ' if where else ''}"
+        + listed([f"{emphasised(c.row)} {points(c)}" for c in here])
         for where, here in groups
     ]
     return (

@@ -98,7 +98,8 @@ def _text(
         kept = [text for setting, text in sentences if setting == chapter.setting]
         if len(kept) < len(every):
             kept.append("The HTML page has more.")
-        labels = [f"tab:{grid.name}" for grid in section.grids(chapter)[:1]]
+        cited = section.grids(chapter)[:1] if section.cites_table else []
+        labels = [f"tab:{grid.name}" for grid in cited]
         named = [shown[label] for label in labels if label in shown]
         named += [placed for placed in figures if placed.setting == chapter.setting]
         if named:

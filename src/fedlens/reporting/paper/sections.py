@@ -33,6 +33,7 @@ class Section:
     questions: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()  # (kind, topic or first word of the name)
     title: str = ""  # of a section that the template does not name
+    cites_table: bool = True  # whether its first table has the numbers of its sentences
 
     def grids(self, chapter: Chapter) -> list[Grid]:
         grids = captions.grids(chapter)
@@ -189,7 +190,12 @@ SECTIONS = {  # in the order in which they get room; names are those in the temp
     "conflicts": Section(_interference, figures=(("finding", "interference"),)),
     "steps": Section(_steps, ("local_steps",)),
     "density": Section(_compared, ("sparsity",), (("grid", "sparsity"),)),
-    "drift": Section(_drift, OBSERVED, tuple(("observations", name) for name in OBSERVED)),
+    "drift": Section(
+        _drift,
+        OBSERVED,
+        tuple(("observations", name) for name in OBSERVED),
+        cites_table=False,
+    ),
     "clients": Section(
         _findings("clients", "forget"),
         figures=(("finding", "clients"), ("finding", "forget")),

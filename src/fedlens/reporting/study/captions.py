@@ -134,18 +134,18 @@ def audited(checks: Sequence[Check]) -> str:
 
 
 def sent(chapter: Chapter, grid: Grid) -> str:
-    """Which messages a table's megabytes count."""
+    """Which messages a table's sizes count."""
     curves = [curve for one in chapter.curves if one.name == grid.name for curve in one.curves]
     early = sorted(
         one.megabytes[0] for one in curves
         if one.megabytes and one.unit[0] == 0 and one.megabytes[0] > 0
     )  # fmt: skip
     if not early:
-        return "both ways"
+        return "in both directions"
     amounts = dict.fromkeys(f"{value:.2f}" for value in (early[0], early[-1]))
     return (
-        f"both ways in all rounds, and {' to '.join(amounts)} MB up before the first round, for "
-        "the head or the mask"
+        f"in both directions in all rounds, and {' to '.join(amounts)} MB that clients send before "
+        "the first round, for the head or the mask"
     )
 
 

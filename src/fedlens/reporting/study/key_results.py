@@ -84,21 +84,23 @@ def _difference(grid: Grid, contrasts: Sequence[Contrast], *, ordered: bool) -> 
     text = statement(largest, where)
     if len(tested) > 1 and captions.tested(largest):
         be = "is" if len(significant) == 1 else "are"
-        many = f"{counted(len(tested), 'tested difference')} from {largest.against}"
+        many = f"{counted(len(tested), 'tested difference')} from {named(largest.against)}"
         if significant:
-            text += f". Of {many}{where}, {len(significant)} {be} significant; this is the largest"
+            found = "this one" if len(significant) == 1 else "this is the largest of them"
+            text += f". Of {many}{where}, {len(significant)} {be} significant: {found}"
         else:
-            text += f". Of {many}{where}, none is significant; this is the largest"
+            text += f". Of {many}{where}, none is significant; this one is the largest"
     return f"{text}."
 
 
 def statement(contrast: Contrast | Answer, where: str = "") -> str:
     """What a difference is, with its interval, and whether it is significant."""
-    first, second = (
+    both = (
         (contrast.row, contrast.against)
         if isinstance(contrast, Contrast)
         else (contrast.first, contrast.second)
     )
+    first, second = map(named, both)
     if contrast.mean is None:
         return f"There are no runs yet that compare {first} with {second}"
     spread = "" if contrast.half is None else f" ± {contrast.half:.2f}"
@@ -106,8 +108,8 @@ def statement(contrast: Contrast | Answer, where: str = "") -> str:
     tested = f"{p_value(contrast.corrected)}, {seeds}" if contrast.corrected is not None else seeds
     if _significant(contrast):
         return (
-            f"{capital(first)} is {abs(contrast.mean):.2f}{spread} points "
-            f"{captions.verdict(contrast)} than {second}{where} (significant: {tested})"
+            f"Test accuracy{where} is {abs(contrast.mean):.2f}{spread} points "
+            f"{captions.verdict(contrast)} with {first} than with {second} (significant: {tested})"
         )
     signed = f"{contrast.mean:+z.2f}".replace("-", "−")
     if captions.tested(contrast):
@@ -116,9 +118,14 @@ def statement(contrast: Contrast | Answer, where: str = "") -> str:
             f"({signed}{spread} points, {tested})"
         )
     return (
-        f"{capital(first)} minus {second}{where}: {signed}{spread} points "
+        f"Test accuracy{where}, {first} minus {second}: {signed}{spread} points "
         f"({seeds}; {captions.verdict(contrast)})"
     )
+
+
+def named(label: str) -> str:
+    """In quotation marks where the label has a comma, so that a reader sees where it ends."""
+    return f"“{label}”" if "," in label else label
 
 
 def means(grid: Grid) -> str:
@@ -146,15 +153,16 @@ def scaled(curves: Sequence[AlphaCurve]) -> str:
     runs = f" There are {len(curves)} sweeps in all." if len(curves) > 1 else ""
     signed = f"{curve.test - curve.as_trained:+z.2f}".replace("-", "−")
     return (
-        f"Validation chose α = {curve.chosen:g} for {curve.label}: test accuracy {curve.test:.2f} "
-        f"%, {signed} points against the model as trained (1 run; {captions.TOO_FEW}).{runs}"
+        f"α = {curve.chosen:g} has the best validation accuracy for {named(curve.label)}. Its test "
+        f"accuracy is {curve.test:.2f} %, {signed} points from the trained model's "
+        f"(1 run; {captions.TOO_FEW}).{runs}"
     )
 
 
 def _mean(row: str, cell: Cell) -> str:
     spread = "" if cell.half is None else f" ± {cell.half:.2f}"
     notes = captions.untrained(cell) or counted(len(cell.seeds), "seed")
-    return f"{cell.mean:.2f}{spread} % for {row} ({notes})"
+    return f"{cell.mean:.2f}{spread} % for {named(row)} ({notes})"
 
 
 def _significant(contrast: Contrast | Answer) -> bool:

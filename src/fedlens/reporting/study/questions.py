@@ -107,7 +107,7 @@ def six_models(
     *,
     noniid: Annotated[str, "label of the skewed partition; empty: the most skewed"] = "",
 ) -> list[Comparison]:
-    """Central training, FedAvg on even data and FedAvg on skewed data, each dense and sparse.
+    """Central training, FedAvg on IID data and FedAvg on non-IID data, each dense and sparse.
 
     The federated models share their settings, so do the central ones, and all share one mask.
     """

@@ -8,7 +8,7 @@ from rich.table import Table
 from fedlens.runtime.units import counted
 
 MEASURES = ("min", "mean", "max")
-NAMES = {"sizes": "images per client", "emd": "distance to all labels (EMD)"}
+NAMES = {"sizes": "images per client", "emd": "distance from all labels (0 to 1)"}
 
 
 def partition_table(record: Mapping[str, Any]) -> Table:

@@ -18,6 +18,7 @@ SHOWN = 20  # lines of a learning curve
 LONGEST_ID = 24  # characters on one line; longer names, which users chose, are folded
 LABELS = ("data", "backbone", "partition", "J", "method", "seed")  # columns, where runs differ
 METHOD = ("trains", "algorithm", "head")  # labels that make up a run's method, where runs differ
+FACTS = {"l2": "ridge penalty λ", "temperature": "head temperature"}  # where a key says too little
 COLOURS = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 
 
@@ -102,7 +103,7 @@ def _labels(manifest: Mapping[str, Any]) -> dict[str, str]:
         return {}
     trains = _label(manifest, "trainable")
     if "density" in manifest:
-        trains = f"{_label(manifest, 'mask_rule')} {manifest['density']:.4g}"
+        trains = f"{_label(manifest, 'mask_rule')} {100 * manifest['density']:.4g}%"
     federated = "clients" in manifest
     return {
         "experiment": str(manifest.get("experiment", NONE)),
@@ -149,7 +150,7 @@ def run_page(folder: RunFolder) -> RenderableType:
         facts.add_row("backbone", _backbone(manifest))
         if "density" in manifest:
             rule = _label(manifest, "mask_rule")
-            facts.add_row("trains", f"{manifest['density']:.4g} of the weights: {rule}")
+            facts.add_row("trains", f"{100 * manifest['density']:.4g}% of the weights: {rule}")
         if "clients" in manifest:
             facts.add_row("federation", _federation(manifest))
     if result:
@@ -172,7 +173,7 @@ def _add_result(facts: Table, result: Mapping[str, Any]) -> None:
     facts.add_row("tested", _tested_model(result))
     if clients := result.get("per_client"):
         facts.add_row(
-            "per client",
+            "client accuracy",
             f"mean {clients['mean']:.2%}, worst tenth of the clients {clients['worst_decile']:.2%}",
         )
     if privacy := result.get("privacy"):
@@ -206,7 +207,7 @@ def _measurement(name: str, value: float) -> tuple[str, str]:
         if name.endswith(ending):
             return name.removesuffix(ending).replace("_", " ") + word, size_text(value)
     number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return name.replace("_", " "), number
+    return FACTS.get(name, name.replace("_", " ")), number
 
 
 def _started(sessions: int) -> str:
