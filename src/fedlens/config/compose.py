@@ -227,11 +227,10 @@ def from_plain(values: Mapping[str, Any], source: str) -> Config:
 
 def _read(given: str | dict[str, Any], source: str) -> Config:
     try:
-        if isinstance(given, str):
-            yaml_reader.check(given, "its text")
-        content = OmegaConf.create(given)
-        if not isinstance(content, DictConfig) or "experiment" not in content:
+        named = yaml_reader.parse(given, "its text") if isinstance(given, str) else given
+        if not isinstance(named, dict) or "experiment" not in named:
             raise ValueError("it names no experiment.")
+        content = OmegaConf.create(given)
         stored = OmegaConf.merge(_schema(), content)
         assert isinstance(stored, DictConfig)
         return _finished(stored)
