@@ -696,6 +696,8 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
     kind = get_origin(kind) or kind
     if kind in (int, float) and isinstance(value, bool):
         return False

@@ -81,7 +81,7 @@ def allowed(one: Parameter, value: Any) -> bool:
             return re.fullmatch(r"[\w=+][\w.=+-]*", value) is not None and len(value) <= 200
         return value in ("ä😀", "-rf", "../up", "1", "nan", one.default)
     return (value is None and type(None) in kinds) or (
-        isinstance(value, list) and list[str] in kinds
+        isinstance(value, list) and list[str] in kinds and all(type(one) is str for one in value)
     )
 
 
@@ -142,7 +142,7 @@ def _plain_keys() -> Iterator[str]:
     return (key for key, one in parameters().items() if set(members(one)) & {int, float})
 
 
-def test_a_switch_is_not_set_by_a_number(config: Config, tmp_path: Path) -> None:
+def test_switches_and_lists_have_values_of_their_types(config: Config, tmp_path: Path) -> None:
     for key in switches():
         for value in (-1, 0, 1, 10**30, 0.5, math.nan):
             with pytest.raises(FedlensError, match=f"{key}=.* must be true or false"):
@@ -150,6 +150,9 @@ def test_a_switch_is_not_set_by_a_number(config: Config, tmp_path: Path) -> None
     file = tmp_path / "mine.yaml"
     file.write_text("defaults: [/experiment/centralized]\nevaluate:\n  test: 3\n")
     with pytest.raises(FedlensError, match=r"mine\.yaml: evaluate\.test=3 must be true or false"):
+        compose(str(file), [])
+    file.write_text("federated: {diagnostics: [[1]]}\n")
+    with pytest.raises(FedlensError, match=r"federated\.diagnostics=\[\[1\]\] must be list"):
         compose(str(file), [])
     text = to_yaml(config).replace("test_curve: false", "test_curve: 3")
     with pytest.raises(FedlensError, match=r"evaluate\.test_curve=3 must be true or false"):
