@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 
 TEMPORARY = ".partial-"
 POLL_S = 0.5  # seconds between two checks while another process makes an entry
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 def cache_dir() -> Path:
     """The folder of downloads and intermediate results: FEDLENS_CACHE, else the user's cache."""
     folder = os.environ.get("FEDLENS_CACHE")
-    return Path(folder).expanduser() if folder else platformdirs.user_cache_path("fedlens")
+    return expanded(folder) if folder else platformdirs.user_cache_path("fedlens")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from fedlens.errors import FedlensError, suggest
+from fedlens.paths import expanded
 
 GROUP = "fedlens.plugins"
 FOLDER = "plugins"  # in a run's folder: copies of the plugins that it uses
@@ -76,7 +77,7 @@ def load(path: Path, check: Callable[[Plugin], None]) -> Plugin:
     Its own folder comes first on the path meanwhile, so it can import files beside it. What `check`
     refuses is not loaded.
     """
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     if path.suffix != ".py" or not path.stem or "." in path.stem:
         raise FedlensError(f"The plugin {path} is not a Python file, such as mine.py.")
     try:

@@ -23,6 +23,7 @@ from unicodedata import category
 
 from fedlens import plugins
 from fedlens.errors import FedlensError, shown, suggest
+from fedlens.paths import expanded
 from fedlens.plugins import Plugin, PluginError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -246,7 +247,7 @@ class Row:
         """
         maybe = self.traits.get("path_or_name")
         return {
-            key: Path(os.path.abspath(Path(value).expanduser())).name  # noqa: PTH100
+            key: Path(os.path.abspath(expanded(value))).name  # noqa: PTH100
             if isinstance(value, str)
             and (key in self.traits.get("paths", ()) or (key == maybe and is_path(value)))
             else value
@@ -501,7 +502,7 @@ REGISTRIES: dict[str, Registry] = {}
 def load_plugin(path: Path) -> None:
     """Loads a plugin's file; of one that has changed, the rows are those it has now."""
     before = {kind: dict(registry.added) for kind, registry in REGISTRIES.items()}
-    here = path.expanduser().absolute()
+    here = expanded(path).absolute()
     for registry in REGISTRIES.values():
         registry.added = {name: row for name, row in registry.added.items()
                           if row.plugin is None or row.plugin.path != here
@@ -696,6 +697,8 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
     kind = get_origin(kind) or kind
     if kind in (int, float) and isinstance(value, bool):
         return False

@@ -4,13 +4,14 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
 from fedlens.config.compose import changed, compose, from_yaml, to_yaml
-from fedlens.config.schema import ROW_KEYS, Config, keys, parameters
+from fedlens.config.schema import ROW_KEYS, Config, keys, parameters, switches
 from fedlens.errors import FedlensError
 from fedlens.registry import MOST, REGISTRIES, Parameter, Pattern, Range
 
@@ -80,7 +81,7 @@ def allowed(one: Parameter, value: Any) -> bool:
             return re.fullmatch(r"[\w=+][\w.=+-]*", value) is not None and len(value) <= 200
         return value in ("ä😀", "-rf", "../up", "1", "nan", one.default)
     return (value is None and type(None) in kinds) or (
-        isinstance(value, list) and list[str] in kinds
+        isinstance(value, list) and list[str] in kinds and all(type(one) is str for one in value)
     )
 
 
@@ -137,8 +138,25 @@ def test_a_config_is_refused_in_a_sentence_whatever_a_key_is_set_to(config: Conf
 
 
 def _plain_keys() -> Iterator[str]:
-    """Those of numbers; OmegaConf reads a number as true or false too."""
+    """Those of numbers."""
     return (key for key, one in parameters().items() if set(members(one)) & {int, float})
+
+
+def test_switches_and_lists_have_values_of_their_types(config: Config, tmp_path: Path) -> None:
+    for key in switches():
+        for value in (-1, 0, 1, 10**30, 0.5, math.nan):
+            with pytest.raises(FedlensError, match=f"{key}=.* must be true or false"):
+                changed(config, {key: value})
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [/experiment/centralized]\nevaluate:\n  test: 3\n")
+    with pytest.raises(FedlensError, match=r"mine\.yaml: evaluate\.test=3 must be true or false"):
+        compose(str(file), [])
+    file.write_text("federated: {diagnostics: [[1]]}\n")
+    with pytest.raises(FedlensError, match=r"federated\.diagnostics=\[\[1\]\] must be list"):
+        compose(str(file), [])
+    text = to_yaml(config).replace("test_curve: false", "test_curve: 3")
+    with pytest.raises(FedlensError, match=r"evaluate\.test_curve=3 must be true or false"):
+        from_yaml(text, "it")
 
 
 def test_a_row_is_refused_in_a_sentence_whatever_its_parameters_are_set_to() -> None:
@@ -184,6 +202,12 @@ def test_what_names_no_row_is_refused(config: Config, value: Any) -> None:
         ("train.lr=${nothing}", "nothing"),
         ("federated.diagnostics=[1]", "federated.diagnostics=1 is unknown"),
         ("federated.diagnostics=drift", "federated.diagnostics"),
+        ("evaluate.test=7", "evaluate.test=7 must be true or false"),
+        ("train.compile=-1", "train.compile=-1 must be true or false"),
+        ("train.schedule=${seed}", "train.schedule=0 must be a section"),
+        ("checkpoint=${run.root}", "checkpoint=runs must be a section"),
+        (f"checkpoint={LONG}", "checkpoint: .*…"),
+        (f"experiment={LONG}", "The experiment comes first: .*…"),
     ],
 )
 def test_values_that_crashed_are_refused(override: str, complaint: str) -> None:

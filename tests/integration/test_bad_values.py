@@ -6,7 +6,25 @@ import pytest
 
 from tests.integration.conftest import Call
 
+LONG = "x" * 300
+PATHS = [
+    *(["ls", "--runs", path] for path in ("", LONG, "a\nb", "\udcff")),
+    ["ls", "--runs="],
+    ["show", "it", "--runs", LONG],
+    ["records", LONG, "--out", "records.tar.xz"],
+    ["report", LONG],
+    ["masks", "show", LONG],
+    ["export", "it", "--out", "", "--runs", "."],
+    ["weights", "verify", "vit_pico", "--file", LONG],
+    ["flower", "superlink", "--federation", LONG],
+    ["flower", "partition", "quickstart_fedavg", "--nodes", "2", "--federation", LONG],
+    ["data", "partition", "quickstart_fedavg", "--figure", "\udcff"],
+    ["config", "quickstart", "--plugin", "~nobody-here/x.py"],
+    ["data", "verify", "folder", "--root", "~nobody-here/x"],
+    ["weights", "verify", "vit_pico", "--file", "~nobody-here/x"],
+]
 REFUSED = [
+    *PATHS,
     ["config", "centralized", "threads=1000000"],
     ["config", "centralized", "threads=-1"],
     ["config", "centralized", "backbone.resolution=100000"],

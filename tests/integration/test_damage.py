@@ -102,6 +102,31 @@ def test_damage_does_not_change_the_result(how: str, cut: Any, tmp_path: Path) -
     assert not list(run.path.glob(".partial*"))
 
 
+SHAPES: dict[str, list[Any]] = {
+    "config.yaml": [3, "word", [1], {}],
+    "manifest.json": [
+        None, {}, {"x": 1}, {"inputs": 3, "sessions": []}, {"inputs": {}, "sessions": 3},
+    ],
+    "choice.json": [{}, {"x": 1}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", SHAPES)
+def test_a_record_of_another_shape_is_refused(file: str, cut: Any, tmp_path: Path) -> None:
+    """None: the file is lost."""
+    _, folder = cut
+    shutil.copytree(folder.path, tmp_path / "it")
+    run = RunFolder(tmp_path / "it")
+    for content in SHAPES[file]:
+        if content is None:
+            (run.path / file).unlink()
+        else:
+            write_json(run.path / file, content)
+        with pytest.raises(FedlensError, match=str(run.path)) as caught:
+            resume(run)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("file", ["config.yaml", "manifest.json", "choice.json"])
 def test_a_record_that_decides_the_run_is_refused(file: str, cut: Any, tmp_path: Path) -> None:
     _, folder = cut

@@ -13,6 +13,7 @@ from fedlens.files import TEMPORARY, read_json, write_json
 from fedlens.store import hashes
 from fedlens.store.checkpoints import STATE, TENSORS, Checkpoints, Journals
 from fedlens.store.hashes import HASHES
+from fedlens.store.records import SEAL
 from fedlens.store.run_folder import RunFolder
 
 
@@ -141,6 +142,37 @@ def test_what_ranks_among_the_best_is_known(tmp_path: Path) -> None:
     save(where, 1, score=0.5, best=name(1))
     save(where, 2, score=0.7, best=name(2))
     assert [where.ranks(score) for score in (0.4, 0.5, 0.6)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"score": "high"}, {"score": 9.0}, {"best": [1]}, {"state": 3}, {"schema": 1}]
+)
+def test_an_earlier_checkpoint_that_was_changed_decides_nothing(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    """It is not the one that is resumed, but the scores and states of all of them are asked for."""
+    where = Checkpoints(tmp_path, keep_last=3)
+    for number, score in ((1, 0.5), (2, 0.6), (3, 0.4)):
+        save(where, number, score=score, best=name(min(number, 2)))
+    path = tmp_path / name(1) / STATE
+    write_json(path, {**read_json(path), **change})
+    assert [where.ranks(score) for score in (0.55, 0.65)] == [False, True]
+    assert where.states() == [{"number": 2}, {"number": 3}]
+    save(where, 4, score=0.3, best=name(2))
+    assert {name(2), name(3), name(4)} <= set(where.names())
+
+
+@pytest.mark.parametrize("run", [3, {"a": 3}, {"a": {}}])
+def test_hashes_without_a_seal_are_damaged(run: object, tmp_path: Path) -> None:
+    where = Checkpoints(tmp_path)
+    save(where, 1)
+    save(where, 2)
+    path = tmp_path / name(2) / HASHES
+    unsealed = {key: value for key, value in read_json(path).items() if key != SEAL}
+    write_json(path, {**unsealed, "run": run})
+    latest = where.latest()
+    assert latest is not None
+    assert latest.name == name(1)
 
 
 def test_a_missing_checkpoint_is_one_sentence(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedlens as fl
+from fedlens.errors import FedlensError
 from fedlens.files import sha256
 from fedlens.store.exported_model import check_target, write
 
@@ -232,3 +233,10 @@ def test_only_an_export_of_the_same_run_is_replaced(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(fl.FedlensError, match="has other content"):
         check_target(folder, "one")
+
+
+def test_links_in_a_circle_are_no_folder(tmp_path: Path, net: nn.Module) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(FedlensError, match="circle"):
+        write(circle, net.state_dict(), content(), "# new\n")

@@ -23,8 +23,8 @@ from fedlens.cli.commands import (
     tune,
     weights,
 )
-from fedlens.cli.shared import PLAIN, Commands
-from fedlens.errors import FedlensError
+from fedlens.cli.shared import PLAIN, Commands, check_words
+from fedlens.errors import FedlensError, shown
 from fedlens.runtime.logs import logging_to
 from fedlens.runtime.shared_machine import choose_waiting
 from fedlens.runtime.stop import Interrupted
@@ -85,6 +85,7 @@ def main() -> None:
     console = Console(stderr=True)
     with logging_to(_progress_log(console)):
         try:
+            check_words(sys.argv[1:])
             sys.exit(app(prog_name="fedlens", standalone_mode=False) or 0)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -99,12 +100,16 @@ def main() -> None:
             console.print(f"error: {error}", style="red", **PLAIN)
             sys.exit(2)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno in NO_ROOM:
+                problem = f"{error}: free some space, then run the same command again."
+            elif error.filename is not None:  # too long a name, a file in place of a folder, …
+                problem = (
+                    f"{shown(error.filename)} cannot be used ({error.strerror}): check the path "
+                    "and its permissions."
+                )
+            else:
                 raise
-            console.print(
-                f"error: {error}: free some space, then run the same command again.",
-                style="red", **PLAIN,
-            )  # fmt: skip
+            console.print(f"error: {problem}", style="red", **PLAIN)
             sys.exit(2)
         except Interrupted as reason:
             console.print(f"Stopped: {reason}", **PLAIN)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
+from unicodedata import category
 
 import typer
 from rich.console import Console
@@ -18,7 +19,10 @@ from rich.text import Text
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandFunctionType
 
+from fedlens.errors import FedlensError, shown
+
 FIELD = re.compile(r"(\w*:)\s*(.*)")  # of an experiment's or a suite's documentation
+EMPTY_OPTION = re.compile(r"--[\w-]+=\s*")
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 # A pipe has no width, and run names are long.
@@ -74,6 +78,21 @@ class Commands(typer.Typer):
         self, name: str | None = None
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
         return super().command(name, cls=Command)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuses what is no name, path or value: an empty path would be the folder of the shell."""
+    for number, word in enumerate(words, start=1):
+        if not word.strip() or EMPTY_OPTION.fullmatch(word):
+            raise FedlensError(
+                f"Argument {number} of the command has no value ('{shown(word)}'): write one, or "
+                "leave it out."
+            )
+        if any(category(char) in ("Cc", "Cs") for char in word):
+            raise FedlensError(
+                f"Argument {number} of the command has control characters or is not text "
+                f"('{shown(word)}'): write it without them."
+            )
 
 
 def print_json(value: Any) -> None:

@@ -27,7 +27,15 @@ from omegaconf.errors import OmegaConfBaseException
 from fedlens import plugins, yaml_reader
 from fedlens.config.checks import check
 from fedlens.config.options import PRESETS, groups, header, options
-from fedlens.config.schema import ROW_KEYS, RUNTIME_KEYS, Config, keys, row_key
+from fedlens.config.schema import (
+    ROW_KEYS,
+    RUNTIME_KEYS,
+    Config,
+    keys,
+    row_key,
+    sections,
+    switches,
+)
 from fedlens.errors import FedlensError, shown, suggest
 from fedlens.plugins import Plugin, PluginError
 from fedlens.registry import REGISTRIES, Row, diagnostic, load_plugin
@@ -161,6 +169,7 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
         # A whole section: OmegaConf merges it.
         return _with(_editable(config), [Override(*item) for item in values.items()])
     made, typed = deepcopy(config), _typed()
+    _check_switches(values)
     try:
         for key, value in values.items():
             if key in ROW_KEYS:
@@ -227,11 +236,11 @@ def from_plain(values: Mapping[str, Any], source: str) -> Config:
 
 def _read(given: str | dict[str, Any], source: str) -> Config:
     try:
-        if isinstance(given, str):
-            yaml_reader.check(given, "its text")
-        content = OmegaConf.create(given)
-        if not isinstance(content, DictConfig) or "experiment" not in content:
+        named = yaml_reader.parse(given, "its text") if isinstance(given, str) else given
+        if not isinstance(named, dict) or "experiment" not in named:
             raise ValueError("it names no experiment.")
+        _check_switches(named)
+        content = OmegaConf.create(given)
         stored = OmegaConf.merge(_schema(), content)
         assert isinstance(stored, DictConfig)
         return _finished(stored)
@@ -281,7 +290,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value
 
 
 def within(key: str, others: Iterable[str]) -> bool:
@@ -349,6 +358,10 @@ def _text(path: Path) -> str:
     if any(not isinstance(key, str) for key in content):
         raise FedlensError(f"{path}: keys must be words, as in `fedlens config centralized`.")
     _check_defaults(content.get("defaults", []), path)
+    try:
+        _check_switches(content)
+    except FedlensError as error:
+        raise FedlensError(f"{path}: {error}") from error
     return text
 
 
@@ -435,6 +448,7 @@ def _composed(*words: str) -> DictConfig:
 def _with(config: DictConfig, overrides: list[Override]) -> Config:
     """Rows are chosen first, then all other values are set, in the order given."""
     overrides = [one for one in overrides if one.key not in groups()]  # Hydra has seen to those
+    _check_switches({one.key: one.value for one in overrides})
     try:
         for one in overrides:
             if one.key in ROW_KEYS:
@@ -494,7 +508,17 @@ def _row_values(config: DictConfig, key: str) -> dict[str, Any]:
 def _finished(composed: DictConfig) -> Config:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    for key, kind in sections().items():  # an interpolation may have put anything in its place
+        if not isinstance(section := getattr_dotted(config, key), kind):
+            raise FedlensError(f"{key}={shown(section)} must be a section with keys of its own.")
     return _completed(config)
+
+
+def _check_switches(values: Mapping[str, Any]) -> None:
+    """Refuses a number for what is on or off: OmegaConf takes any but 0 for true."""
+    for key, value in leaves(values):
+        if isinstance(value, int | float) and not isinstance(value, bool) and key in switches():
+            raise FedlensError(f"{key}={shown(value)} must be true or false.")
 
 
 def _completed(config: Config) -> Config:
@@ -528,7 +552,7 @@ def _parsed(override: str) -> list[Override]:
     if parsed.type != OverrideType.CHANGE:
         raise FedlensError(f"'{shown(override)}': keys are fixed, so write {key}=value.")
     if key == "experiment":
-        raise FedlensError(f"The experiment comes first: fedlens run {value}.")
+        raise FedlensError(f"The experiment comes first: fedlens run {shown(value)}.")
     if key not in (known := {*keys(), *groups()}) and not _maybe_of_row(key):
         raise FedlensError(f"Unknown config key '{key}': {suggest(key, known)}")
     if key in ("tracker", "privacy"):
@@ -568,4 +592,5 @@ def _in_one_sentence(error: Exception) -> str:
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
     rest = [line for line in lines if not line.startswith(("full_key", "reference", "object"))]
     words = re.sub(r"'([^']{81,})'", lambda found: f"'{shown(found[1])}'", " ".join(rest))
+    words = re.sub(r"[^\s'/]{161,}", lambda found: shown(found[0]), words)
     return f"{key}: {words}." if key else words

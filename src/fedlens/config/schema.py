@@ -262,6 +262,23 @@ def parameters(schema: type = Config, prefix: str = "") -> dict[str, Parameter]:
     return found
 
 
+@cache
+def switches() -> frozenset[str]:
+    """The keys that are on or off."""
+    return frozenset(key for key, one in parameters().items() if one.type is bool)
+
+
+@cache
+def sections(schema: type = Config, prefix: str = "") -> dict[str, type]:
+    """The class of every dotted key that has keys of its own, outer ones first."""
+    found: dict[str, type] = {}
+    for name, kind in get_type_hints(schema).items():
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            found |= {prefix + name: kind, **sections(kind, f"{prefix}{name}.")}
+    return found
+
+
 def unit(config: Config) -> str:
     """What the run counts: a federated one rounds, a central one epochs."""
     return "epoch" if config.federated.clients is None else "round"

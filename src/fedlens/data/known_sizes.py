@@ -1,11 +1,11 @@
 """How many classes and images a dataset has, before it is loaded: for plans and costs. No torch."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fedlens.data.sources.folder_layout import layout
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 
 Sizes = tuple[int, int, int]  # classes, training images, test images
 
@@ -28,7 +28,7 @@ TORCHVISION: dict[str, Sizes] = {
 def folder(parameters: Mapping[str, Any]) -> Sizes | None:
     """Counted by the files' names; None where the folder is not there."""
     try:
-        found = layout(Path(parameters["root"]).expanduser())
+        found = layout(expanded(parameters["root"]))
     except (FedlensError, TypeError):
         return None
     if found.test is not None:

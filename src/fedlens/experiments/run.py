@@ -118,7 +118,8 @@ def _run(
         folder.path.mkdir(parents=True, exist_ok=True)
         log_file = LogFile(folder.log)
     except OSError as error:
-        raise FedlensError(f"Cannot write to {folder.path} ({error.strerror}).") from error
+        place = error.filename or folder.path
+        raise FedlensError(f"Cannot write to {place} ({error.strerror}).") from error
     timeout = STOP_TIMEOUT_S if grid else LOCK_TIMEOUT_S
     with logging_to(log_file), folder.lock(timeout=timeout), listening() as stop:
         if RunFolder(folder.path).finished:  # by a process that held the lock until now
@@ -205,7 +206,9 @@ def _train(
     began: float,
     session: ClientSession,
 ) -> None:
-    opened = Choice(**folder.choice) if folder.choice and config.evaluate.test else None
+    stored = folder.choice if config.evaluate.test else None
+    with folder.named_in_errors():
+        opened = None if stored is None else Choice(**stored)
     experiment = build(config, device, stop, session.data, opened=opened)
     clients = session.clients(experiment)
     experiment = prepare_head(

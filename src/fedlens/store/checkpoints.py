@@ -163,10 +163,12 @@ class Checkpoints:
         return header
 
     def _headers(self) -> dict[str, dict[str, Any]]:
-        """Of all checkpoints that are not damaged, sorted by time."""
+        """Of all checkpoints whose state is as it was written, sorted by time."""
         headers = {}
         for name in self.names():
             with suppress(Damaged):
+                known = hashes.read(self.folder / name).checkpoint
+                hashes.check(self.folder / name, {STATE: known[STATE]})
                 headers[name] = self._header(name)
         return headers
 

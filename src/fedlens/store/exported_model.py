@@ -4,6 +4,7 @@ config.json has the keys of timm's hub, and under `fedlens` how the model is bui
 folder runs no code of it.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from fedlens.models.architectures.module_features import with_features
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import Reading, deepen
 from fedlens.params import Params
+from fedlens.paths import expanded
 
 TENSORS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 SCHEMA = 1
@@ -74,7 +76,7 @@ def load_model(
         ...     print(error)
         no/such/folder is not an exported model: it has no config.json.
     """
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     config = _read_config(folder)
     about = _value(config, "fedlens", dict, folder)
     if (schema := about.get("schema")) != SCHEMA:
@@ -134,7 +136,7 @@ def check_target(folder: Path, run: str) -> None:
 
 def write(folder: Path, tensors: Params, config: Mapping[str, Any], card: str) -> None:
     """Writes the three files at once: after a kill, the folder is as before or complete."""
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))  # as `resolve`, which fails on links in a circle
     check_target(folder, config["fedlens"]["run"])
     clear_partials(folder.parent, of=folder.name)
     with replacing(folder) as temporary:

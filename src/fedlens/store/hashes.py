@@ -49,8 +49,8 @@ def read(checkpoint: Path) -> CheckpointHashes:
     if not (checkpoint / HASHES).exists():
         raise Damaged(f"{HASHES} is missing")
     try:
-        return CheckpointHashes(**read_record(checkpoint / HASHES))
-    except (FedlensError, TypeError) as error:
+        return CheckpointHashes(**read_record(checkpoint / HASHES, sealed=True))
+    except FedlensError as error:
         raise Damaged(str(error)) from error
 
 

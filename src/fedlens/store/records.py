@@ -20,11 +20,14 @@ def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = 
     write_json(path, {**record, SEAL: _digest(record)}, indent=indent)
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A record without its seal; refuses one that is damaged or was changed."""
+def read_record(path: Path, *, sealed: bool = False) -> dict[str, Any]:
+    """A record without its seal; refuses one that is damaged or was changed.
+
+    With `sealed`, also one without a seal: of a kind that always had one.
+    """
     record = read_object(path)
     seal = record.pop(SEAL, None)
-    if seal is not None and seal != _digest(record):
+    if (sealed or seal is not None) and seal != _digest(record):
         raise FedlensError(
             f"{path} is damaged (it does not match its seal): restore it from a copy, or make it "
             "again."

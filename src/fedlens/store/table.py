@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 from fedlens.store.run_folder import RunFolder, find_runs
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def run_record(folder: RunFolder) -> Row:
 
 
 def _folders(path: str | Path) -> list[RunFolder]:
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not path.exists():
         raise FedlensError(f"No runs at {path}: there is no such folder or archive.")
     return sorted(find_runs(path), key=lambda run: run.name)

@@ -3,6 +3,7 @@
 Flower's HTTP grid is real; the SuperLink behind it is a script.
 """
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedlens.errors import FedlensError
-from fedlens.federated.flower import deadline_grid
+from fedlens.federated.flower import deadline_grid, inflating
 from fedlens.federated.flower.deadline_grid import DeadlineGrid, within_deadline
 from fedlens.federated.flower.grid import GuardedGrid
 from fedlens.federated.flower.roster import NoReply, Roster
@@ -152,7 +153,7 @@ def test_a_reply_of_any_bytes_is_an_error_of_its_client(
 def test_a_reply_beyond_all_limits_is_an_error(
     link: ScriptedLink, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadline_grid, "MOST_BYTES", 10)
+    monkeypatch.setattr(inflating, "MOST_BYTES", 10)
     link.add("a", reply_to("a", 1, 1.0))
     (reply,) = grid.pull_messages(["a"])
     assert reply.error.reason == deadline_grid.TOO_LARGE
@@ -160,6 +161,36 @@ def test_a_reply_beyond_all_limits_is_an_error(
     link.add("b", reply_to("b", 1, 1.0))
     (reply,) = grid.pull_messages(["b"])
     assert reply.error.reason == deadline_grid.TOO_LARGE
+
+
+@pytest.mark.parametrize(("times", "refused"), [(2**20, True), (2, False)])
+def test_a_chunk_that_is_listed_again_and_again_counts_as_often(
+    times: int,
+    refused: bool,
+    link: ScriptedLink,
+    grid: DeadlineGrid,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reply of a few megabytes that stands for 160: the server must not make the latter."""
+    monkeypatch.setattr(inflating, "MOST_BYTES", 2**23)
+    made: list[bytes] = []
+    make = Array.inflate
+    monkeypatch.setattr(
+        Array,
+        "inflate",
+        lambda content, **options: made.append(content) or make(content, **options),
+    )
+    link.add("a", reply_to("a", 1, 1.0))
+    (name,) = [name for name, content in link.objects.items() if content.startswith(b"Array ")]
+    head, _, body = link.objects[name].partition(b"\0")
+    listed = {**json.loads(body), "arraychunk_ids": [0] * times}
+    body = json.dumps(listed, separators=(",", ":")).encode()
+    kind, children, _ = head.split(b" ")
+    link.objects[name] = b"%s %s %d\0%s" % (kind, children, len(body), body)
+    (reply,) = grid.pull_messages(["a"])
+    if refused:
+        assert reply.error.reason == deadline_grid.TOO_LARGE
+    assert (reply.has_error(), len(made)) == (refused, 0 if refused else 1)
 
 
 def test_a_superlink_that_stalls_ends_no_wait_later_than_the_deadline(

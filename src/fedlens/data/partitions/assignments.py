@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 from fedlens.registry import partitioner
 
 HEADERS = ("image", "images", "path", "file", "filename", "name")
@@ -59,7 +60,7 @@ def key(
             "partition.file names images by their paths, which this dataset does not have: use "
             "data.client, or partition=file."
         )
-    return _by_name(Path(file).expanduser(), samples.names)
+    return _by_name(expanded(file), samples.names)
 
 
 @partitioner(label="clients of {file}", name="file", order=6, assigned=True, paths=("file",))
@@ -72,7 +73,7 @@ def from_file(
     ],
 ) -> list[Any]:
     """Who holds which training image, as a file of yours says."""
-    path = Path(file).expanduser()
+    path = expanded(file)
     if path.suffix == ".json":
         return _from_lists(path, samples.count)
     ids = _read(path)

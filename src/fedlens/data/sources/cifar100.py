@@ -26,6 +26,7 @@ from torchvision.datasets.utils import (
 from fedlens import files
 from fedlens.data.images import Dataset, Images, Status
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 from fedlens.registry import dataset
 
 FOLDER: str = CIFAR100.base_folder
@@ -78,7 +79,7 @@ def cifar100(root: Path | str | None = None) -> Dataset:
 def locate(root: Path | str | None = None) -> Path:
     """The folder that holds `cifar-100-python`: the argument, else FEDLENS_DATA, else the cache."""
     named = root or os.environ.get("FEDLENS_DATA")
-    return Path(named).expanduser() if named else files.cache_dir() / "data"
+    return expanded(named) if named else files.cache_dir() / "data"
 
 
 def verify(root: Path | str | None = None) -> dict[str, Status]:

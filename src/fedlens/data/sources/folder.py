@@ -12,6 +12,7 @@ from fedlens.data.sources.folder_layout import layout
 from fedlens.data.sources.image_dataset import RESOLUTION, Split, image_dataset
 from fedlens.data.sources.image_files import ImageFiles, image_files
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 from fedlens.registry import Range, dataset
 
 
@@ -40,7 +41,7 @@ def folder(
     """Images of your own in folders named after their classes, of any format and size."""
     if root is None:
         raise FedlensError("data=folder needs data.root, the folder of your images.")
-    place = Path(root).expanduser()
+    place = expanded(root)
     found = layout(place)
     images = image_files(place, [name for name, _ in (*found.train, *(found.test or ()))])
     numbers = {name: number for number, name in enumerate(found.classes)}

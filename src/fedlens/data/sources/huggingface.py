@@ -25,6 +25,7 @@ from fedlens.data.sources.image_cache import Source
 from fedlens.data.sources.image_dataset import RESOLUTION, Split, image_dataset
 from fedlens.data.sources.image_files import describe
 from fedlens.errors import FedlensError, suggest
+from fedlens.paths import expanded
 from fedlens.registry import Range, dataset, is_path
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import current
@@ -101,7 +102,7 @@ def _loaded(name: str, subset: str | None, root: Path | str | None) -> dict[str,
         raise FedlensError(
             "data=huggingface needs the package datasets: pip install 'fedlens[huggingface]'."
         )
-    path = Path(name).expanduser()
+    path = expanded(name)
     if is_path(name) and not path.exists():
         raise FedlensError(f"{path} does not exist: give the path of a dataset, or its name.")
     with _quiet() as datasets:

@@ -22,6 +22,7 @@ from fedlens.data.sources.image_dataset import check_training_images
 from fedlens.data.sources.image_files import image_files
 from fedlens.data.transforms import Pipeline
 from fedlens.errors import FedlensError
+from fedlens.paths import expanded
 from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import current
 
@@ -68,7 +69,7 @@ def images(
     if crop not in ("centre", "squash"):
         raise FedlensError(f"crop={crop} is unknown: choose centre or squash.")
     found = (
-        _of_folder(Path(data).expanduser(), size, crop)
+        _of_folder(expanded(data), size, crop)
         if isinstance(data, str | Path)
         else _of_dataset(data, size, crop)
     )

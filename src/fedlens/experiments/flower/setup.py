@@ -9,7 +9,6 @@ host, read its environment, or choose its devices and threads.
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,6 +20,7 @@ from fedlens.federated.flower.plain import NotPlain
 from fedlens.federated.flower.refusals import Refusal, Refused
 from fedlens.federated.flower.setup import Setup
 from fedlens.params import Params
+from fedlens.paths import expanded
 from fedlens.registry import RowSettings
 from fedlens.sparse import mask_files
 from fedlens.sparse.masks import Masks
@@ -150,7 +150,7 @@ def _reached(config: Config, key: str, simulated: bool) -> RowSettings:
     row, chosen = row_of(config, key), getattr_dotted(config, key)
     paths = {*row.traits.get("paths", ()), "root"} & chosen.keys()
     if simulated:
-        whole = {name: str(Path(chosen[name]).expanduser().absolute())
+        whole = {name: str(expanded(chosen[name]).absolute())
                  for name in paths if chosen[name]}  # fmt: skip
         return RowSettings({**chosen, **whole})
     hidden = {"root": None} if "root" in paths else {}

@@ -19,6 +19,7 @@ from fedlens.data.sources.image_dataset import RESOLUTION
 from fedlens.data.splits import stratified
 from fedlens.errors import FedlensError
 from fedlens.models.architectures import backbones
+from fedlens.paths import expanded
 from fedlens.registry import RowSettings
 from fedlens.registry import dataset as dataset_registry
 
@@ -146,7 +147,7 @@ def open_dataset(settings: RowSettings, resolution: int = RESOLUTION) -> Dataset
     """The dataset that a config's `data` chooses; `resolution` is that of a backbone's inputs."""
     row, root = dataset_registry[settings.name], settings.root
     own = {one.name for one in row.parameters} - {one.name for one in dataset_registry.common}
-    arguments: list[Any] = [Path(root).expanduser() if root else None]
+    arguments: list[Any] = [expanded(root) if root else None]
     if row.traits.get("resolution"):
         arguments.append(resolution)
     data = row.make(*arguments, **{name: settings[name] for name in own})

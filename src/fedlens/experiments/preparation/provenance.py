@@ -69,22 +69,30 @@ def record_session(
         command=[*compose.command(config), "engine=flower"] if row.name == "flower" else None,
         packages=row.traits.get("packages", ()),
     )
-    digest = _digest(config)
-    record = folder.manifest or {
-        "name": folder.name,
-        **setting(config),
-        "config": digest,
-        "inputs": input_hashes,
-        **({"plugins": used} if used else {}),
-        "sessions": [],
-    }
-    manifest.check_config(record, digest)
-    manifest.check_inputs(record, input_hashes)
-    manifest.check_plugins(record, used)
-    sessions = record["sessions"]
-    if sessions and (changed := manifest.differences(sessions[0], session)):
+    digest, record = _digest(config), folder.manifest
+    if record is None:
+        if folder.checkpoints.is_dir():  # what was written after it is there
+            raise FedlensError(
+                f"{folder.path / 'manifest.json'} is lost, so what {folder.name} began with cannot "
+                "be checked: restore it from a copy, or start another run under another run.name."
+            )
+        record = {
+            "name": folder.name,
+            **setting(config),
+            "config": digest,
+            "inputs": input_hashes,
+            **({"plugins": used} if used else {}),
+            "sessions": [],
+        }
+    with folder.named_in_errors():
+        manifest.check_config(record, digest)
+        manifest.check_inputs(record, input_hashes)
+        manifest.check_plugins(record, used)
+        sessions = [*record["sessions"], session]
+        changed = manifest.differences(sessions[0], session)
+    if changed:
         log.warning("%s differ from the first session: the last bits may too", ", ".join(changed))
-    folder.write("manifest", {**record, "sessions": [*sessions, session]})
+    folder.write("manifest", {**record, "sessions": sessions})
 
 
 def _digest(config: Config) -> str:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
@@ -22,16 +22,15 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
 from flwr.superlink.grid.http_grid import HttpGrid
+
+from fedlens.federated.flower import inflating
+from fedlens.federated.flower.inflating import TooLarge, inflated
 
 POLL_S = 0.1  # between two checks for replies, or for a request to stop
 PULL_S = 1.0  # a pull returns after so long at the latest, with what has arrived
-MOST_OBJECTS, MOST_BYTES = 4096, 2**33  # of one reply
+MOST_OBJECTS = 4096  # of one reply
 TOO_LARGE = "its reply is larger than any that is expected"
 UNREADABLE = "its reply cannot be read"
 INCOMPLETE = "its node ended while it sent the reply"
@@ -166,14 +165,14 @@ class DeadlineGrid:
             )
         )
         try:
-            message = cast(Message, inflate_object_from_contents(identity, reply.contents))
+            message = inflated(identity, reply.contents)
             message.metadata.__dict__.update(
                 _message_id=identity,
                 _src_node_id=reply.metadata.src_node_id,
                 _reply_to_message_id=reply.metadata.reply_to_message_id,
             )
-            if not message.has_error() and not isinstance(message.content, RecordDict):
-                raise TypeError("the content is not a RecordDict")
+        except TooLarge:
+            return self._error(reply, TOO_LARGE)
         except Exception:  # a node may send any bytes
             return self._error(reply, UNREADABLE)
         return message
@@ -185,10 +184,10 @@ class DeadlineGrid:
         try:
             content = pull(identity)
             reply.size += len(content)
-            if reply.size > MOST_BYTES:
+            if reply.size > inflating.MOST_BYTES:
                 raise ObjectPullError(identity, TOO_LARGE)
         except ObjectPullError:  # `ObjectUnavailableError`: not yet
-            reply.fault = TOO_LARGE if reply.size > MOST_BYTES else INCOMPLETE
+            reply.fault = TOO_LARGE if reply.size > inflating.MOST_BYTES else INCOMPLETE
             raise
         reply.contents[identity] = content
         return content

@@ -31,6 +31,7 @@ from fedlens.errors import FedlensError
 from fedlens.models.architectures import backbones
 from fedlens.models.architectures.backbones import Backbone
 from fedlens.models.architectures.module_features import FeatureModule
+from fedlens.paths import expanded
 
 HUB_FILE = "model.safetensors"
 TIMEOUT_S = 8.0  # for the hub's first answer, so that a missing network is reported soon
@@ -180,7 +181,7 @@ def _names(row: Backbone) -> str:
 
 
 def _existing(path: Path, source: str) -> Path:
-    path = path.expanduser()
+    path = expanded(path)
     if not path.exists():
         raise FedlensError(f"{source} is {path}, which does not exist.")
     return path

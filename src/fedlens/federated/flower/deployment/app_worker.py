@@ -25,14 +25,12 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    pull_and_inflate_object_from_tree,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
@@ -40,6 +38,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from fedlens.errors import FedlensError
+from fedlens.federated.flower.inflating import inflated
 from fedlens.federated.flower.refusals import Refusal
 
 # Flower's client has no public way to serve tasks, so this uses internal modules of flwr.
@@ -169,11 +168,9 @@ def _message(client: RuntimeHttpClient, context: Context, has_task: Callable[[],
     receiver = Node(node_id=context.node_id), context.run_id
     while True:
         try:
-            message = pull_and_inflate_object_from_tree(
-                tree,
+            contents = pull_objects(
+                [part.object_id for part in iterate_object_tree(tree)],
                 make_pull_object_fn_protobuf(client.PullObject, *receiver),
-                make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, *receiver),
-                return_type=Message,
                 max_time=LATE_AFTER_S,
                 max_tries_per_object=None,
                 initial_backoff=POLL_S,
@@ -182,6 +179,10 @@ def _message(client: RuntimeHttpClient, context: Context, has_task: Callable[[],
             break
         except ObjectPullError:
             wait(POLL_S)
+    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, *receiver)(
+        tree.object_id
+    )
+    message = inflated(tree.object_id, contents)
     message.metadata.__dict__["_message_id"] = tree.object_id  # it is not part of what is sent
     return message
 
