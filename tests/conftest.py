@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,13 +23,24 @@ settings.load_profile("steady")
 
 TESTS = Path(__file__).resolve().parent
 WHOLE_RUNS = {"golden", "integration"}  # folders of tests that run experiments from end to end
+# Files whose tests wait for other processes more than they compute: one process has them all, while
+# two cores are busy with the rest.
+WAITING = {
+    "federated/flower/deployment/test_processes.py",
+    "federated/flower/deployment/test_submission.py",
+    "integration/test_flower_cli.py",
+    "integration/test_flower_deployment.py",
+    "integration/test_suites.py",
+    "integration/test_without_flower.py",
+    "suites/test_launch.py",
+}
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of whole runs are slow. Where a single other test takes more than a second or two, it
-    is marked itself. Files with slow tests go first, so that processes that share the tests end
-    together."""
+    is marked itself. Files that wait go first, then those with slow tests, so that processes that
+    share the tests end together."""
 
     def is_whole_run(item: pytest.Item) -> bool:
         return item.path.relative_to(TESTS).parts[0] in WHOLE_RUNS
@@ -36,7 +48,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in filter(is_whole_run, items):
         item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not is_whole_run(item), item.path not in slow))  # stable
+    waiting = {TESTS / file for file in WAITING}
+    items.sort(  # stable
+        key=lambda item: (item.path not in waiting, not is_whole_run(item), item.path not in slow)
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Processes share the tests file by file; those that wait are one file to them."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "waiting" if config.rootpath / file in waiting else file
+
+    waiting = {TESTS / file for file in WAITING}
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
