@@ -7,8 +7,9 @@ export UV_CACHE_DIR ?= $(CURDIR)/.venv/.uv-cache
 READY := .venv/.ready
 # What .venv takes on Linux, where torch comes with CUDA; elsewhere it is a third of that.
 DISK_GB := 8
-# Processes that share the tests, with one thread each; a gigabyte or two of memory for each.
-JOBS ?= 2
+# Processes that share the tests, with one thread each; a gigabyte or two of memory for each. One more
+# than two cores: it has the tests that wait (tests/conftest.py).
+JOBS ?= 3
 
 # Bytecode is written even if the user tells Python not to: tests start some hundred processes, and
 # each would compile again what it imports.
