@@ -497,7 +497,7 @@ def test_central_federated_and_interrupted_runs_are_listed_side_by_side(
         assert all(word in listed[name] for word in words), listed[name]
     pages = {folder.name: shown(run_page(folder)) for folder in folders}
     assert "federation" not in pages["central"]
-    assert "per client" in pages["federated"]
+    assert "client accuracy" in pages["federated"]
     assert "SCAFFOLD, 5 clients, 2 local steps, partition Dirichlet α=0.5" in pages["stopped"]
     assert "fedlens resume" in pages["stopped"]
     (stopped,) = (folder for folder in folders if folder.name == "stopped")

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 from unicodedata import category
@@ -82,16 +83,18 @@ class Commands(typer.Typer):
 
 def check_words(words: Sequence[str]) -> None:
     """Refuses what is no name, path or value: an empty path would be the folder of the shell."""
-    for number, word in enumerate(words, start=1):
+    for number, (before, word) in enumerate(pairwise(["", *words]), start=1):
+        place = f"Argument {number} of the command"
         if not word.strip() or EMPTY_OPTION.fullmatch(word):
+            option = before if before.startswith("--") and not word.strip() else word.split("=")[0]
             raise FedlensError(
-                f"Argument {number} of the command has no value ('{shown(word)}'): write one, or "
-                "leave it out."
+                f"{option.strip() or place} has no value ('{shown(word)}'): write one, or leave it "
+                "out."
             )
         if any(category(char) in ("Cc", "Cs") for char in word):
             raise FedlensError(
-                f"Argument {number} of the command has control characters or is not text "
-                f"('{shown(word)}'): write it without them."
+                f"{place} has control characters or is not text ('{shown(word)}'): write it "
+                "without them."
             )
 
 
