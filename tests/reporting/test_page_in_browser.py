@@ -55,7 +55,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
         place = tmp_path / f"page{len(pages)}.html"
         place.write_text(page(content), encoding="utf-8")
         sheet = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        sheet.set_default_timeout(5000)
+        sheet.set_default_timeout(30_000)
         sheet.on("console", lambda message: said.append(message.text))
         sheet.on("pageerror", lambda error: said.append(str(error)))
         sheet.on(
