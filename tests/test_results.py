@@ -22,10 +22,12 @@ from fedlens.suites.suite import find, only
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "results" / "cifar100_cpu"
+SECOND = ROOT / "results" / "cifar100"  # begun: of its suites only a part was run
 README = (ROOT / "README.md").read_text()
 FINDINGS = README.partition("<!-- findings -->")[2].partition("<!-- /findings -->")[0]
 PAGE = (ROOT / "docs" / "study.md").read_text()
 ANSWERS = PAGE.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
+CHAIN = PAGE.partition("<!-- chain -->")[2].partition("<!-- /chain -->")[0]
 
 Method = tuple[Any, ...]
 
@@ -81,9 +83,46 @@ def test_every_learning_rate_of_the_study_is_the_best_on_validation_of_its_trial
         assert config.train.lr == max(tried, key=lambda lr: tried[lr])
 
 
-def test_no_trial_opened_the_test_split() -> None:
-    for run in runs(STUDY / "tuning.tar.xz"):
+@pytest.mark.parametrize("study", [STUDY, SECOND], ids=lambda study: study.name)
+def test_no_trial_opened_the_test_split(study: Path) -> None:
+    for run in runs(study / "tuning.tar.xz"):
         assert "test" not in (run.result or {})
+
+
+def chain_trials() -> dict[tuple[int, str, float], float]:
+    """Local steps, partition and learning rate → validation accuracy at the end of the trial."""
+    found = {}
+    names = {folder_of(cell.config).name for cell in find("cifar100_tuning").cells()}
+    for run in runs(SECOND / "tuning.tar.xz"):
+        config, result = run.read_config(), run.result or {}
+        assert run.name in names
+        assert (config["seed"], config["backbone"]["resolution"]) == (0, 112)
+        setting = config["federated"]["local_steps"], config["partition"]["name"]
+        found[*setting, config["train"]["lr"]] = result["validation"]["top1"]
+    return found
+
+
+def test_the_table_of_chains_is_what_the_records_say() -> None:
+    trials = chain_trials()
+    said = {}
+    for line in CHAIN.split("\n"):
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if match := re.fullmatch(r"J=(\d), (0\.\d+)", label):
+            steps, lr = int(match[1]), float(match[2])
+            columns = zip(("iid", "classes"), cells, strict=True)
+            said |= {(steps, name, lr): cell for name, cell in columns if cell}
+    assert said == {key: f"{100 * value:.2f}" for key, value in trials.items()}
+
+
+def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials() -> None:
+    trials = chain_trials()
+    section = "chain, head solved again every cycle / dense"
+    for cell in only(find("cifar100").cells(seeds=1), [f"{section} / Nc=1", f"{section} / IID"]):
+        name, lr = cell.config.partition["name"], cell.config.train.lr
+        tried = {key[2]: value for key, value in trials.items() if key[:2] == (4, name)}
+        assert cell.config.seed > 0
+        assert min(tried) < lr < max(tried)
+        assert lr == max(tried, key=lambda one: tried[one])
 
 
 @pytest.mark.slow
