@@ -319,9 +319,11 @@ def test_only_takes_any_part_of_a_label_in_any_case(folder: Path) -> None:
         "alone", "first / one / J=8", "first / two / J=8",
     }  # fmt: skip
     with pytest.raises(
-        FedlensError, match=r"matches no run: choose from 'alone', 'first / one / J=4'"
+        FedlensError, match=r"no run: choose a part of a label, as 'alone', 'first', 'second'"
     ):
         only(cells, ["third"])
+    with pytest.raises(FedlensError, match=r"no run: did you mean 'first / one / J=4'\?"):
+        only(cells, ["first / on / J=4"])
 
 
 def test_a_whole_name_stands_for_itself_alone(tmp_path: Path) -> None:

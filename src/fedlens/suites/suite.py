@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -141,8 +142,14 @@ def only(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
     if not texts:
         return list(cells)
     if not (matches := [cell for cell, text in first_match(cells, texts) if text is not None]):
-        labels = ", ".join(f"'{label}'" for label in dict.fromkeys(c.label for c in cells))
-        raise FedlensError(f"--only {' '.join(texts)} matches no run: choose from {labels}.")
+        given = " ".join(texts)
+        near = get_close_matches(given, [cell.label for cell in cells], n=1)
+        sections = dict.fromkeys(cell.label.split(SLASH)[0] for cell in cells)
+        parts = ", ".join(f"'{section}'" for section in sections)
+        hint = f"did you mean '{near[0]}'?" if near else f"choose a part of a label, as {parts}."
+        raise FedlensError(
+            f"--only '{shown(given)}' matches no run: {hint} --dry-run lists all labels."
+        )
     return matches
 
 
