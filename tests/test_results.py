@@ -114,6 +114,26 @@ def test_the_table_of_chains_is_what_the_records_say() -> None:
     assert said == {key: f"{100 * value:.2f}" for key, value in trials.items()}
 
 
+def test_the_differences_between_chains_are_those_of_their_table() -> None:
+    told = PAGE.partition("<!-- /chain -->")[2].partition("These numbers come")[0]
+    trials = {
+        key[1:]: round(100 * value, 2) for key, value in chain_trials().items() if key[0] == 4
+    }
+    best = {
+        name: max(v for key, v in trials.items() if key[0] == name) for name in ("iid", "classes")
+    }
+    assert f"gains {best['classes'] - 73.58:.2f} points" in told
+    assert f"is {best['iid'] - best['classes']:.2f} points below the best" in told
+    same = [trials["iid", lr] - trials["classes", lr] for lr in (0.003, 0.01)]
+    assert f"it is {same[0]:.2f} or {same[1]:.2f} points" in told
+    assert f"the difference is {same[1]:.2f} points" in told
+    curves = [run.journal("metrics").read() for run in runs(SECOND / "tuning.tar.xz")]
+    known = {
+        f"{100 * one['validation']['top1']:.2f} %" for c in curves for one in c if one["round"] == 8
+    }
+    assert set(re.findall(r"\d+\.\d\d %", told)) <= known
+
+
 def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials() -> None:
     trials = chain_trials()
     section = "chain, head solved again every cycle / dense"
