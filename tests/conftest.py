@@ -26,13 +26,16 @@ WHOLE_RUNS = {"golden", "integration"}  # folders of tests that run experiments 
 # Files whose tests wait for other processes more than they compute: one process has them all, while
 # two cores are busy with the rest.
 WAITING = {
-    "federated/flower/deployment/test_processes.py",
-    "federated/flower/deployment/test_submission.py",
-    "integration/test_flower_cli.py",
-    "integration/test_flower_deployment.py",
-    "integration/test_suites.py",
-    "integration/test_without_flower.py",
-    "suites/test_launch.py",
+    TESTS / file
+    for file in (
+        "federated/flower/deployment/test_processes.py",
+        "federated/flower/deployment/test_submission.py",
+        "integration/test_flower_cli.py",
+        "integration/test_flower_deployment.py",
+        "integration/test_suites.py",
+        "integration/test_without_flower.py",
+        "suites/test_launch.py",
+    )
 }
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -48,9 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in filter(is_whole_run, items):
         item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    waiting = {TESTS / file for file in WAITING}
     items.sort(  # stable
-        key=lambda item: (item.path not in waiting, not is_whole_run(item), item.path not in slow)
+        key=lambda item: (item.path not in WAITING, not is_whole_run(item), item.path not in slow)
     )
 
 
@@ -64,9 +66,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "waiting" if config.rootpath / file in waiting else file
+            return "waiting" if config.rootpath / file in WAITING else file
 
-    waiting = {TESTS / file for file in WAITING}
     return Scheduling(config, log)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import WAITING
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -22,3 +24,8 @@ def test_reading_records_and_configs_loads_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_files_of_tests_that_wait_exist() -> None:
+    """A renamed one would be shared among the processes like any other."""
+    assert not [path for path in WAITING if not path.is_file()]
