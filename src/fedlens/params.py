@@ -1,6 +1,7 @@
 """Parameters of a model as a mapping, name → tensor."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 import torch
@@ -22,6 +23,12 @@ def digest(params: Params) -> str:
 def copy(params: Params) -> dict[str, torch.Tensor]:
     """A copy without gradients."""
     return {name: value.detach().clone() for name, value in params.items()}
+
+
+def norm(params: Params) -> float:
+    """Of all values together, in float64."""
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float64).item() for one in params.values()]
+    return math.hypot(*norms)
 
 
 def zeros_like(params: Params, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:

@@ -84,6 +84,8 @@ SPOILED: dict[str, tuple[Callable[[Parameters], object], str]] = {
     "nan": (with_value(math.nan), "not finite"),
     "inf": (with_value(math.inf), "not finite"),
     "minus inf": (with_value(-math.inf), "not finite"),
+    "large": (with_value(1e4), "more than 1000 times that of the initial model"),
+    "huge": (with_value(-3e38), "more than 1000 times that of the initial model"),
     "missing": (lambda moved: moved.pop("b"), "missing b"),
     "extra": (lambda moved: moved.update(z=torch.zeros(1)), "unexpected z"),
     "shape": (lambda moved: moved.update(w=torch.zeros(3, 2)), r"w has shape (3, 2)"),
@@ -140,6 +142,63 @@ def test_a_bad_update_can_end_the_training(how: str) -> None:
         played(update(1, fault="gave up."), bad_update="raise")
     assert raised.value.update.task.client == 1
     assert raised.value.fault == "gave up."
+
+
+@pytest.mark.parametrize("aggregator", NAMES)
+def test_clients_cannot_make_the_model_larger_round_by_round(aggregator: str) -> None:
+    """Each sends ten times what it received, in every round."""
+
+    class Growing:
+        def updates(self, start: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+            grown = {name: 10 * value for name, value in start.items()}
+            return (ClientUpdate(task, grown, Tally(1.0, 1, 1)) for task in tasks)
+
+        def close(self) -> None:
+            pass
+
+    algorithm = FederatedAlgorithm(Growing(), local_training(), make_aggregator(aggregator))
+    state = algorithm.init(START)
+    for number in range(1, 60):
+        tasks = tuple(ClientTask(number, client, 5, 0.1, 10) for client in range(2))
+        state, report = algorithm.apply(state, Cohort(number, (0, 1), tasks, lr=0.1))
+        assert report.accepted or number > 1
+    assert params.norm(START) < params.norm(state.trained) <= 1000 * (math.sqrt(6) + 1)
+
+
+def test_a_chain_passes_over_a_client_that_sends_too_large_values() -> None:
+    """Two of its steps together are too large, so the second and third client are left out."""
+    limit = 1000 * (math.sqrt(6) + 1)
+
+    class Steps:
+        def updates(self, start: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+            for task in tasks:
+                moved = {name: value.clone() for name, value in start.items()}
+                moved["b"][0] += 0.6 * limit
+                yield ClientUpdate(task, moved, Tally(1.0, 1, 1))
+
+        def close(self) -> None:
+            pass
+
+    algorithm = FederatedAlgorithm(Steps(), local_training())
+    tasks = tuple(ClientTask(1, client, 5, 0.1, 10, chain=0) for client in range(3))
+    state, report = algorithm.apply(algorithm.init(START), Cohort(1, (0, 1, 2), tasks, lr=0.1))
+    assert report.accepted == (0,)
+    assert set(report.rejected) == {1, 2}
+    assert state.trained["b"][0] == pytest.approx(0.6 * limit)
+
+
+def test_a_round_whose_model_has_a_fault_is_undone(caplog: pytest.LogCaptureFixture) -> None:
+    faults = iter(["it cannot be used", None])
+    state, report = played(update(0), update(2), fault=lambda _: next(faults))
+    assert params.digest(state.trained) == params.digest(START)
+    assert state.round == ROUND
+    assert report.rejected == {0: "it cannot be used", 2: "it cannot be used"}
+    assert set(measured(report)) == {"lr", "clients", "rejected"}
+    assert "it cannot be used" in caplog.text
+    clean, _ = played(update(0), update(2))
+    state, report = played(update(0), update(2), fault=lambda _: next(faults))
+    assert params.digest(state.trained) == params.digest(clean.trained)
+    assert report.accepted == (0, 2)
 
 
 @pytest.mark.parametrize("aggregator", NAMES)

@@ -270,12 +270,17 @@ def not_finite(values: Any) -> Array:
     return Array(values)
 
 
+def huge(values: Any) -> Array:
+    return Array(np.full_like(values, 3e38))
+
+
 def garbage(data: bytes) -> Harm:
     return with_values(lambda _: Array("float32", (3,), "numpy.ndarray", data))
 
 
 SPOILED: dict[str, tuple[Harm, str]] = {
     "values that are not numbers": (with_values(not_finite), "not finite"),
+    "huge values": (with_values(huge), "more than 1000 times that of the initial model"),
     "too few values": (with_values(lambda sent: Array(sent[:-1])), "values of shape"),
     "a matrix": (with_values(lambda sent: Array(sent[None])), "values of shape"),
     "doubles": (with_values(lambda sent: Array(sent.astype(np.float64))), "torch.float64"),
@@ -375,6 +380,30 @@ def test_a_bad_reply_is_left_out_and_recorded_and_the_others_count(
     grid = deployed(config, spoiling(harm, round=1, client=left_out))
     reasons = assert_same_but_for_reasons(start(config, grid=grid), without_one)
     assert why in reasons[str(left_out)]
+
+
+def test_a_round_that_leaves_no_finite_loss_is_undone(tmp_path: Path, deployed: Deployed) -> None:
+    """A node sends all values with the other sign, also the variances of BatchNorm."""
+    more = [
+        *VARIANTS["BatchNorm averaged, with scaffold"],
+        "federated.keep_updates=2",
+        "evaluate.every=1",
+    ]
+    config = over_flower(experiment(tmp_path / "runs", *FEDERATED, *ROUNDS, *more))
+    negated = with_values(lambda values: Array(-1000 * values))
+    run = start(config, grid=deployed(config, spoiling(negated, round=2)))
+    first, second = records(run)
+    assert first["clients"]
+    assert second["clients"] == []
+    assert set(second["rejected"].values()) == {
+        "together they give a global model whose loss is not finite"
+    }
+    assert second["validation"] == first["validation"]
+    assert [path.name for path in sorted(run.updates.iterdir())] == ["round-000001"]
+    with pytest.raises(FedlensError, match="training diverged"):
+        strict = replace(config, federated=replace(config.federated, fail_on_bad_update=True),
+                         run=replace(config.run, root=str(tmp_path / "strict")))  # fmt: skip
+        start(strict, grid=deployed(strict, spoiling(negated, round=2)))
 
 
 def test_a_failing_app_leaves_its_client_out(

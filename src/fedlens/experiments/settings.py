@@ -289,6 +289,7 @@ def federated(config: Config, precision: Precision) -> FederatedSettings:
         weighting="uniform" if config.privacy.name == "central" else "examples",
         release=privacy.release(config),
         bad_update="raise" if federated.fail_on_bad_update else "skip",
+        check_rounds=row_of(config, "engine").traits.get("remote", False),
         keep_updates=federated.keep_updates,
         statistic=client_statistic(config),
     )

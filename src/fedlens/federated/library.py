@@ -260,7 +260,8 @@ def fedavg(
             FedBN: every client also keeps its own BatchNorm layers between rounds, and the state
             has their average. A layer whose scale and shift are frozen keeps its statistics.
         diagnostics: What reports measure of the clients' updates, by name.
-        bad_update: Leave updates that are not finite out of the average ("skip"), or "raise".
+        bad_update: Leave updates out of the average that are not finite, or 1000 times as large as
+            the model ("skip"), or "raise".
 
     Examples:
         >>> import torch

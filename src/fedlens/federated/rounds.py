@@ -44,6 +44,9 @@ from fedlens.training.step import Tally
 
 OnUpdate = Callable[[ClientUpdate, bool], None]  # an update, and whether it was accepted
 Release = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
+FaultOf = Callable[["ServerState"], str | None]  # why a model cannot be used
+
+LARGEST_NORM = 1000  # of what a client sends, in norms of the initial model
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class ServerState:
     correction: Memory = field(default_factory=dict)  # what the correction remembers
     clients: ClientMemory | None = None  # SCAFFOLD's c_i, or what clients keep for themselves
     carried: Params = field(default_factory=dict)  # travels beside `trained`
+    largest_norm: float = math.inf  # of parameters that a client may send
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -184,6 +188,7 @@ class FederatedAlgorithm:
     weighting: Literal["examples", "uniform"] = "examples"
     release: Release | None = None  # (change, accepted clients) → the change the server uses
     bad_update: Literal["skip", "raise"] = "skip"
+    fault: FaultOf | None = None  # of a new global model: the round is undone if it has one
     statistics: Params = field(default_factory=dict)  # the layout of what clients send besides
     seed: int = 0
 
@@ -215,6 +220,7 @@ class FederatedAlgorithm:
             correction={} if correction is None else correction.init(trained),
             clients=(memory or InMemory()) if self._client_states or self.own else None,
             carried=params.with_float64(params.copy(carried or {})),
+            largest_norm=LARGEST_NORM * (params.norm(trained) + 1),
         )
 
     def _check_correction(self) -> None:
@@ -265,7 +271,7 @@ class FederatedAlgorithm:
                 updates.add(update)
         trained = time.monotonic()
         diagnostics = updates.diagnostics()
-        following = replace(self._step(state, updates), round=cohort.round)
+        following = replace(self._checked_step(state, updates), round=cohort.round)
         local, masked, correction = self.local, state.packing.index, self.correction
         returned = correction is not None and correction.returned
         more_up = returned + local.carry_momentum  # tensors like the trained ones
@@ -280,7 +286,7 @@ class FederatedAlgorithm:
             rejected=updates.rejected,
             tally=updates.tally,
             losses=tuple(updates.losses),
-            diagnostics=diagnostics,
+            diagnostics=diagnostics if updates.accepted else {},
             bytes_down=len(cohort.drawn) * size_down,
             bytes_up=len(cohort.tasks) * (size_up + statistics),
             seconds={
@@ -328,7 +334,7 @@ class FederatedAlgorithm:
         """Each chain link by link; a client whose update is rejected is passed over."""
         silent = 0
         for tasks in cohort.chains:
-            chain = _Chain(start)
+            chain = _Chain(start, updates.unmoved.most)
             for task in tasks:
                 try:
                     for update in self.engine.updates(chain.parameters, [task]):
@@ -369,6 +375,16 @@ class FederatedAlgorithm:
                     f"{what} clients that all start from the global model, and in a chain each "
                     "starts where the last stopped: sample the cohort in another way."
                 )
+
+    def _checked_step(self, state: ServerState, updates: "_RoundUpdates") -> ServerState:
+        """The state after the server's step, or the one before if the new model has a fault."""
+        following = self._step(state, updates)
+        if self.fault is None or self.bad_update == "raise" or not updates.accepted:
+            return following
+        if fault := self.fault(following):
+            updates.reject_all(fault)
+            return state
+        return following
 
     def _step(self, state: ServerState, updates: "_RoundUpdates") -> ServerState:
         """The state after the server's step; the same where no valid update came."""
@@ -440,6 +456,7 @@ class _Chain:
     """Clients of a round that train one after another, and what those accepted add up to."""
 
     parameters: Params  # what the next client starts from
+    most: float  # their norm is at most this
     weight: float = 0.0
     steps: int = 0
     effective_steps: float = 0.0
@@ -447,6 +464,7 @@ class _Chain:
 
     def extend(self, parameters: Params, one: Contribution, steps: int) -> None:
         self.parameters = {**self.parameters, **params.copy(parameters)}
+        self.most += one.norm
         self.weight += one.weight
         self.steps += steps
         self.effective_steps += one.effective_steps or 0.0
@@ -465,6 +483,9 @@ class _RoundUpdates:
     ) -> None:
         self.algorithm = algorithm
         self.start = state.trained
+        self.largest_norm = state.largest_norm
+        self.unmoved = _Chain(self.start, most=params.norm(self.start))
+        self.round = cohort.round
         self.chained = bool(cohort.chains)
         self.on_update = on_update
         stream = Stream(algorithm.seed, ("merge", cohort.round))
@@ -509,7 +530,7 @@ class _RoundUpdates:
         arrived = time.monotonic()
         update = replace(update, parameters=params.with_float64(update.parameters))
         with limited_threads(1):  # the other threads are the workers', where there are any
-            one = self._checked(update, self.start if chain is None else chain.parameters)
+            one = self._checked(update, chain or self.unmoved)
             if one is not None:
                 self._measure(one, update)
                 if chain is None:
@@ -529,7 +550,7 @@ class _RoundUpdates:
         """What a client keeps of an update from the global model that is not aggregated."""
         update = replace(update, parameters=params.with_float64(update.parameters))
         with limited_threads(1):
-            one = self._checked(update, self.start)
+            one = self._checked(update, self.unmoved)
             if one is not None:
                 self._remember(one, update, self.start)
                 self._count(update.tally)
@@ -549,16 +570,18 @@ class _RoundUpdates:
             self._aggregate(end, chain.parameters)
         self.seconds += time.monotonic() - arrived
 
-    def _checked(self, update: ClientUpdate, start: Params) -> Contribution | None:
-        """The update's contribution; None if it is rejected."""
+    def _checked(self, update: ClientUpdate, chain: _Chain) -> Contribution | None:
+        """The contribution of an update from where the chain is; None if it is rejected."""
         task = update.task
         norm = math.nan
         fault = update.fault or params.mismatch(self.expected, update.parameters)
         if not fault:
-            norm = self.delta.measure(update.parameters, start)
+            norm = self.delta.measure(update.parameters, chain.parameters)
             beside = (value for name, value in update.parameters.items() if name not in self.start)
             if not (math.isfinite(norm) and all(value.isfinite().all() for value in beside)):
                 fault = "it holds values that are not finite"
+            elif self._too_large(update.parameters, chain.most + norm):
+                fault = f"its norm is more than {LARGEST_NORM} times that of the initial model"
             else:
                 fault = _statistics_fault(self.algorithm.statistics, update.statistics)
         if fault:
@@ -568,6 +591,12 @@ class _RoundUpdates:
         steps = self.algorithm.local.effective_steps(task.steps)
         trained = {name: update.parameters[name] for name in self.start}
         return Contribution(task.client, trained, weight, steps, norm, statistics=update.statistics)
+
+    def _too_large(self, parameters: Params, most: float) -> bool:
+        """Whether training cannot have come to parameters of this norm, which is `most` at most."""
+        if most <= self.largest_norm:
+            return False  # and the norm need not be computed
+        return params.norm({name: parameters[name] for name in self.start}) > self.largest_norm
 
     def _measure(self, one: Contribution, update: ClientUpdate) -> None:
         """Of one client, for diagnostics and for the record."""
@@ -623,6 +652,12 @@ class _RoundUpdates:
             raise BadUpdate(update, fault)
         log.warning("%s", _rejection(update, fault))
         self.rejected[update.task.client] = fault
+
+    def reject_all(self, fault: str) -> None:
+        """Takes back what was accepted."""
+        log.warning("All updates of round %d were rejected: %s", self.round, fault)
+        self.rejected |= dict.fromkeys(self.accepted, fault)
+        self.accepted, self.tally, self.losses = [], None, []
 
 
 def _statistics_fault(layout: Params, statistics: Params) -> str | None:

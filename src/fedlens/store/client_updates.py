@@ -63,6 +63,11 @@ class KeptUpdates:
             metadata["chain"] = str(chain)
         _write(folder / f"client-{client:06d}.safetensors", parameters, metadata)
 
+    def forget(self, round_: int) -> None:
+        """Removes what was added for a round."""
+        discard(_round_folder(self.folder, round_))
+        self.current = None
+
     def files(self, done: int, known: Iterable[str] = ()) -> set[str]:
         """The files of the rounds kept up to round `done`, by their paths in the run's folder.
 

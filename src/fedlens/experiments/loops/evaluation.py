@@ -4,9 +4,12 @@ Only `validation` returns numbers during training; the test curve is written to 
 the final test needs the choice to have been made.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedlens.data.examples import Examples
 from fedlens.data.images import Images
@@ -17,6 +20,8 @@ from fedlens.runtime.progress import progress_bar
 from fedlens.runtime.stop import StopRequest
 from fedlens.training.evaluate import Evaluation, evaluate
 from fedlens.training.step import Model
+
+FEW = 32  # images that show whether a model's loss is finite
 
 Sink = Callable[[Mapping[str, float]], None]
 
@@ -41,6 +46,17 @@ class Evaluator:
             return self.validation()
         head = Classifier(nn.Identity(), self.experiment.model.head)
         return self._evaluate("validation", features.validation, head)
+
+    def has_finite_loss(self) -> bool:
+        """On a few validation images, where there are any."""
+        examples = self.experiment.validation
+        if examples is None:
+            return True
+        index = torch.arange(min(FEW, len(examples)))
+        with torch.inference_mode(), self.experiment.precision.autocast():
+            logits = self.model(examples.batch(index)).float()
+        labels = examples.labels[index].to(logits.device)
+        return math.isfinite(cross_entropy(logits, labels).item())
 
     def test_curve(self, sink: Sink) -> Callable[[int], None]:
         """`record(unit)` evaluates on test, sends the scalars to the sink, and returns nothing."""

@@ -22,7 +22,7 @@ from fedlens.federated.algorithms.choice import MakeAggregator
 from fedlens.federated.client import LocalTraining, in_training_layout, trainable_parameters
 from fedlens.federated.client_statistics import ClientStatistic
 from fedlens.federated.diagnostics import MakeDiagnostic
-from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release
+from fedlens.federated.rounds import BadUpdate, FederatedAlgorithm, Release, ServerState
 from fedlens.federated.server import carried
 from fedlens.federated.server.correction import Correction
 from fedlens.federated.server.memory import Memory
@@ -68,6 +68,7 @@ class FederatedSettings:
     weighting: Literal["examples", "uniform"] = "examples"
     release: Release | None = None
     bad_update: Literal["skip", "raise"] = "skip"
+    check_rounds: bool = False  # undo one whose model has no finite loss: clients are elsewhere
     keep_updates: int = 0  # rounds, the last ones, whose client updates are kept on disk
     statistic: ClientStatistic | None = None  # what clients send beside their updates
 
@@ -113,6 +114,7 @@ class FederatedLoop:
             weighting=settings.weighting,
             release=settings.release,
             bad_update=settings.bad_update,
+            fault=self._fault if settings.check_rounds else None,
             statistics=_statistics_layout(settings.statistic, experiment),
             seed=settings.seed,
         )
@@ -177,6 +179,8 @@ class FederatedLoop:
                 f"{bad.rejection}: set federated.fail_on_bad_update=false to leave such updates "
                 "out, or lower train.lr."
             ) from bad
+        if not report.accepted:
+            self.kept.forget(number)
         record = report.record()
         if measured:
             record |= {"controls": measured}
@@ -213,6 +217,12 @@ class FederatedLoop:
             self.server, carried={**self.server.carried, **params.with_float64(solved)}
         )
         return {"refit": facts, "bytes_up": record["bytes_up"] + facts["bytes_up"]}
+
+    def _fault(self, state: ServerState) -> str | None:
+        self._load({**state.trained, **state.carried})
+        if self.loop.evaluator.has_finite_loss():
+            return None
+        return "together they give a global model whose loss is not finite"
 
     @property
     def _raw(self) -> dict[str, torch.Tensor]:
