@@ -138,6 +138,19 @@ def test_the_fixed_part_and_an_image_are_found_from_batches(
     assert probe._timed(step, batch_size) == pytest.approx((fixed, each))
 
 
+def test_the_first_step_of_a_machine_just_started_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It took 4 s, when a step takes 10 ms and the libraries had to be read from disk."""
+    now, seconds = [0.0], [4.0]
+
+    def step(index: torch.Tensor) -> None:
+        now[0] += seconds.pop() if seconds else 0.004 + 0.001 * len(index)
+
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
+    assert probe._timed(step, 64) == pytest.approx((0.004, 0.001))
+
+
 def test_what_was_timed_is_remembered_unless_the_file_is_damaged(
     timed: list[tuple[int, str]], tmp_path: Path
 ) -> None:

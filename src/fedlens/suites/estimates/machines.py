@@ -45,7 +45,7 @@ PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cann
 LARGE_SHARE = 0.1  # of the work: a kind is timed although its speed follows from another's
 CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
 UPDATE_PASSES = 5  # over the weights, of a training step: its gradient, momentum and update
-FORMAT = 3  # of the cache's file: another number makes a new one
+FORMAT = 4  # of the cache's file: another number makes a new one
 
 
 class Wanted(NamedTuple):

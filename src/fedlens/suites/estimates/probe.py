@@ -40,7 +40,7 @@ TIMED_S = 0.6  # how long a task is timed once it is warm
 MOST_STEPS = 20  # of which the median counts
 FIRST_IMAGES = 2  # of the first batch that counts, before the speed is known
 LEAST_IMAGES = 8  # of the largest batch, unless that takes too long
-TOO_LONG_S = 2.0  # of one image, the first: then it counts, and no other is timed
+TOO_LONG_S = 2.0  # of one image: then no larger batch is timed
 
 __all__ = ["available", "device_name", "process_bytes", "seconds_of_batches"]
 
@@ -72,7 +72,8 @@ def _timed(step: Step, batch_size: int) -> tuple[float, float]:
     A batch of n images takes `fixed` + `each` · n: `fixed` does not depend on the images (starting
     kernels, updating the weights).
     """
-    alone = _seconds(step, 1)  # it warms up, too
+    _seconds(step, 1)  # the first may read libraries from disk, and takes any time
+    alone = _seconds(step, 1)
     if alone > TOO_LONG_S:
         return 0.0, alone
     few, most = FIRST_IMAGES, max(batch_size, LEAST_IMAGES)
