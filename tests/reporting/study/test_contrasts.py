@@ -75,6 +75,13 @@ def test_p_values_are_corrected_over_the_whole_list(tmp_path) -> None:
     assert one.effect == pytest.approx(deep.estimate.mean / deep.estimate.deviation)
 
 
+def test_questions_without_runs_count_in_the_correction(tmp_path) -> None:
+    one, two = answered(tmp_path, {"ridge": [30, 31, 29.5], "deep": [45, 45.2, 45.1]})
+    assert one.p is not None
+    assert one.corrected == 2 * one.p
+    assert (two.p, two.corrected) == (None, None)
+
+
 def test_a_contrast_without_runs_is_shown_as_such(tmp_path) -> None:
     one, two = answered(tmp_path, {"ridge": values(30), "deep": values(45)[:2]})
     assert (one.count, captions.verdict(one)) == (2, captions.TOO_FEW)

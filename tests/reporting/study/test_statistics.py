@@ -143,3 +143,9 @@ def test_wilsons_interval_is_scipys(counts: tuple[int, int]) -> None:
     hits, count = counts
     expected = stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
     assert proportion(hits / count, count) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_unknown_p_values_count_as_one() -> None:
+    known = {"a": 0.01, "b": 0.02}
+    whole = holm({**known, "c": 1.0, "d": 1.0})
+    assert holm(known, tests=4) == {key: whole[key] for key in known} == {"a": 0.04, "b": 0.06}

@@ -2,7 +2,8 @@
 
 A suite lists its questions as pairs of cells (`contrasts:` in its YAML). The p-values of all of
 them are corrected by one application of Holm's method, and every table of the report quotes these:
-any other difference has an interval, but no p-value.
+any other difference has an interval, but no p-value. A question whose runs are missing counts too,
+so that no answer looks more certain while the study is incomplete than it does in the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ def answers(questions: Sequence[Asked], study: Study) -> list[Answer]:
         if (delta := difference(values(one.runs[0]), values(one.runs[1])))
     }
     known = {number: delta.p for number, delta in found.items() if delta.p is not None}
-    corrected = holm(known)
+    corrected = holm(known, tests=len(questions))
     return [
         _answer(one, found.get(number), corrected.get(number))
         for number, one in enumerate(questions)

@@ -87,11 +87,14 @@ def significant(corrected: float | None, count: int) -> bool:
     return corrected is not None and corrected < SIGNIFICANCE and count >= MIN_SEEDS
 
 
-def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
-    """The same keys with corrected values: never below that of a smaller p, at most 1."""
+def holm(p_values: Mapping[Key, float], *, tests: int | None = None) -> dict[Key, float]:
+    """The same keys with corrected values: never below that of a smaller p, at most 1.
+
+    `tests` is the size of the family: p-values that are not known yet count as 1.
+    """
     corrected: dict[Key, float] = {}
-    before = 0.0
+    before, count = 0.0, tests if tests is not None else len(p_values)
     for place, (key, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        before = max(before, min(1.0, p * (len(p_values) - place)))
+        before = max(before, min(1.0, p * (count - place)))
         corrected[key] = before
     return {key: corrected[key] for key in p_values}
