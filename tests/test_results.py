@@ -89,42 +89,54 @@ def test_no_trial_opened_the_test_split(study: Path) -> None:
         assert "test" not in (run.result or {})
 
 
-def chain_trials() -> dict[tuple[int, str, float], float]:
-    """Local steps, partition and learning rate → validation accuracy at the end of the trial."""
-    found = {}
+Chain = tuple[int, int, str, float]  # local steps, rounds between heads, partition, learning rate
+
+
+def trials_at_112_px() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The config and the result of each run that chose a setting of the suite `cifar100`."""
     names = {folder_of(cell.config).name for cell in find("cifar100_tuning").cells()}
     for run in runs(SECOND / "tuning.tar.xz"):
-        config, result = run.read_config(), run.result or {}
+        config = run.read_config()
         assert run.name in names
         assert (config["seed"], config["backbone"]["resolution"]) == (0, 112)
-        setting = config["federated"]["local_steps"], config["partition"]["name"]
-        found[*setting, config["train"]["lr"]] = result["validation"]["top1"]
+        yield config, run.result or {}
+
+
+def chain_trials() -> dict[Chain, float]:
+    """Validation accuracy in % at the end of each trial of a chain."""
+    found = {}
+    for config, result in trials_at_112_px():
+        if config["algorithm"]["sampling"]["name"] == "chain":
+            federated = config["federated"]
+            setting = federated["local_steps"], federated["refit_head"], config["partition"]["name"]
+            found[*setting, config["train"]["lr"]] = round(100 * result["validation"]["top1"], 2)
     return found
 
 
-def test_the_table_of_chains_is_what_the_records_say() -> None:
+def chain_rates(partition: str) -> dict[float, float]:
+    """Learning rate → accuracy, of the setting that the study tests."""
     trials = chain_trials()
+    return {key[3]: value for key, value in trials.items() if key[:3] == (4, 10, partition)}
+
+
+def test_the_table_of_chains_is_what_the_records_say() -> None:
     said = {}
     for line in CHAIN.split("\n"):
         label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        if match := re.fullmatch(r"J=(\d), (0\.\d+)", label):
-            steps, lr = int(match[1]), float(match[2])
+        if match := re.fullmatch(r"J=(\d), (0\.\d+)(?:, every (\d+) rounds)?", label):
+            steps, lr, refit = int(match[1]), float(match[2]), int(match[3] or 10)
             columns = zip(("iid", "classes"), cells, strict=True)
-            said |= {(steps, name, lr): cell for name, cell in columns if cell}
-    assert said == {key: f"{100 * value:.2f}" for key, value in trials.items()}
+            said |= {(steps, refit, name, lr): cell for name, cell in columns if cell}
+    assert said == {key: f"{value:.2f}" for key, value in chain_trials().items()}
 
 
 def test_the_differences_between_chains_are_those_of_their_table() -> None:
     told = PAGE.partition("<!-- /chain -->")[2].partition("These numbers come")[0]
-    trials = {
-        key[1:]: round(100 * value, 2) for key, value in chain_trials().items() if key[0] == 4
-    }
-    best = {
-        name: max(v for key, v in trials.items() if key[0] == name) for name in ("iid", "classes")
-    }
+    trials = {name: chain_rates(name) for name in ("iid", "classes")}
+    best = {name: max(rates.values()) for name, rates in trials.items()}
     assert f"gains {best['classes'] - 73.58:.2f} points" in told
     assert f"is {best['iid'] - best['classes']:.2f} points below the best" in told
-    same = [trials["iid", lr] - trials["classes", lr] for lr in (0.003, 0.01)]
+    same = [trials["iid"][lr] - trials["classes"][lr] for lr in (0.003, 0.01)]
     assert f"it is {same[0]:.2f} or {same[1]:.2f} points" in told
     assert f"the difference is {same[1]:.2f} points" in told
     curves = [run.journal("metrics").read() for run in runs(SECOND / "tuning.tar.xz")]
@@ -135,12 +147,11 @@ def test_the_differences_between_chains_are_those_of_their_table() -> None:
 
 
 def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials() -> None:
-    trials = chain_trials()
     section = "chain, head solved again every cycle / dense"
     for cell in only(find("cifar100").cells(seeds=1), [f"{section} / Nc=1", f"{section} / IID"]):
-        name, lr = cell.config.partition["name"], cell.config.train.lr
-        tried = {key[2]: value for key, value in trials.items() if key[:2] == (4, name)}
+        lr, tried = cell.config.train.lr, chain_rates(cell.config.partition["name"])
         assert cell.config.seed > 0
+        assert cell.config.federated.refit_head == 10
         assert min(tried) < lr < max(tried)
         assert lr == max(tried, key=lambda one: tried[one])
 
