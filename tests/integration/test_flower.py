@@ -24,8 +24,7 @@ from fedlens import files, rng
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments.flower import apps, host
-from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.flower import SERVER_SHARD, apps, host
 from fedlens.experiments.preparation.local_data import partition_spec, write_shards
 from fedlens.experiments.run import start
 from fedlens.federated import sampling

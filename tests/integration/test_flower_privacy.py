@@ -12,8 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
-from fedlens.experiments.flower import apps
-from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.flower import SERVER_SHARD, apps
 from fedlens.experiments.preparation.local_data import write_shards
 from fedlens.experiments.run import start
 from fedlens.federated.flower.secure_aggregation import SecureSettings, max_rounding_error

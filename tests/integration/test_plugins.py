@@ -220,8 +220,7 @@ def over_flower(config: Config, name: str = "flower") -> Config:
 def federation(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Config, Any]]:
     """A config with rows of a plugin, and two nodes in this process that import nothing."""
     pytest.importorskip("flwr")
-    from fedlens.experiments.flower import apps
-    from fedlens.experiments.flower.clients import SERVER_SHARD
+    from fedlens.experiments.flower import SERVER_SHARD, apps
     from fedlens.experiments.preparation.local_data import write_shards
     from fedlens.federated.flower import client_app
     from tests.federated.flower.inprocess import InProcessGrid
@@ -311,8 +310,7 @@ def test_a_server_app_loads_what_its_superlink_was_given(
     from types import SimpleNamespace
 
     from fedlens.config.compose import to_yaml
-    from fedlens.experiments.flower import apps
-    from fedlens.experiments.flower.clients import SERVER_PLUGINS
+    from fedlens.experiments.flower import SERVER_PLUGINS, apps
 
     config, grid = federation
     grid._retry_invoker = SimpleNamespace(max_time=None)

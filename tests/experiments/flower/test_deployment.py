@@ -1,5 +1,7 @@
 """What is checked before any process of a federation starts."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +11,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedlen
 
 from fedlens.config.compose import compose
 from fedlens.config.schema import Config
-from fedlens.data.partitions.shards import node_name
+from fedlens.data.partitions import node_name
 from fedlens.errors import FedlensError
 from fedlens.experiments.clients import open_session
-from fedlens.experiments.flower import apps, deployment
-from fedlens.experiments.flower.clients import SERVER_SHARD
+from fedlens.experiments.flower import SERVER_SHARD, apps, deployment
 from fedlens.experiments.preparation.local_data import write_shards
 from fedlens.federated.flower.deployment.submission import Connection
 from fedlens.files import write_json
@@ -32,6 +33,11 @@ def secure_config(root: Path) -> Config:
         *("engine=flower", f"engine.federation={root}"),
     ]
     return compose("quickstart_fedavg", words)
+
+
+def test_a_superlink_needs_no_torch() -> None:
+    code = "import sys, fedlens.experiments.flower.deployment; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_node_connects_as_its_folder_says_unless_options_differ(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 
 from fedlens import files, params
 from fedlens.data.images import Dataset, Images
+from fedlens.data.partitions import node_name
 from fedlens.data.partitions.partition import Partition
 from fedlens.data.partitions.partition_statistics import histogram
 from fedlens.errors import FedlensError
@@ -73,11 +74,6 @@ def clients_by_node(clients: int, nodes: int) -> list[range]:
             "clients."
         )
     return [range(i * clients // nodes, (i + 1) * clients // nodes) for i in range(nodes)]
-
-
-def node_name(number: int) -> str:
-    """The name of a node's folder and of its key."""
-    return f"node-{number}"
 
 
 def write(

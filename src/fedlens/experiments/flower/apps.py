@@ -18,7 +18,8 @@ from fedlens.config.schema import Config
 from fedlens.data.partitions import shards
 from fedlens.data.partitions.shards import NodeShard
 from fedlens.errors import FedlensError
-from fedlens.experiments.flower.clients import SERVER_PLUGINS, identity
+from fedlens.experiments.flower import SERVER_PLUGINS
+from fedlens.experiments.flower.clients import identity
 from fedlens.experiments.flower.host import FlowerHost, HostSession
 from fedlens.experiments.flower.setup import NodeSettings, read_client_part
 from fedlens.experiments.preparation import privacy

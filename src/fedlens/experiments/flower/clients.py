@@ -16,6 +16,7 @@ from fedlens.data.partitions.shards import NodeShard, ServerShard
 from fedlens.errors import FedlensError
 from fedlens.experiments.build import Experiment
 from fedlens.experiments.clients import ClientSession
+from fedlens.experiments.flower import SERVER_SHARD
 from fedlens.experiments.flower.setup import encode_setup
 from fedlens.experiments.preparation.local_data import of_server, partition_spec, whole
 from fedlens.federated.chains import ROUND, prefixed
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
     from fedlens.federated.flower.roster import Roster
     from fedlens.sparse.masks import Masks
-
-SERVER_PLUGINS = "FEDLENS_SERVER_PLUGINS"  # and the plugins of its command line
-SERVER_SHARD = "FEDLENS_SERVER_SHARD"  # in a SuperLink's environment: the server's own data
 
 
 @engine(label="Flower simulation", order=4, remote=True, packages=("flwr", "ray"))

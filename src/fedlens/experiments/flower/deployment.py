@@ -1,6 +1,7 @@
 """A federation by Flower's deployment engine: its SuperLink, its nodes, and runs submitted to it.
 
 All files are in one folder (see docs/how-to/flower.md); a node on another host needs its own part.
+Importing this module loads no torch, which a SuperLink does not need.
 """
 
 import logging
@@ -16,9 +17,9 @@ from pathlib import Path
 from fedlens.config import compose
 from fedlens.config.checks import check_device
 from fedlens.config.schema import Config
-from fedlens.data.partitions import shards
+from fedlens.data.partitions import node_name
 from fedlens.errors import FedlensError
-from fedlens.experiments.flower.clients import SERVER_PLUGINS, SERVER_SHARD
+from fedlens.experiments.flower import SERVER_PLUGINS, SERVER_SHARD
 from fedlens.federated.flower.deployment.accounts import OWNER, USERS
 from fedlens.federated.flower.deployment.child_process import ANSI_COLOURS, ChildProcess
 from fedlens.federated.flower.deployment.credentials import (
@@ -37,7 +38,6 @@ from fedlens.federated.flower.deployment.submission import Connection, follow, s
 from fedlens.federated.flower.plain import printable
 from fedlens.plugins import only_loaded
 from fedlens.runtime.stop import StopRequest
-from fedlens.runtime.threads import available
 
 CONNECTED = "is connected to"  # what a node logs once it is
 OFFLINE_GRACE_S = 90.0  # a node that was killed may count as online for so long
@@ -56,7 +56,7 @@ def credentials(
     make_certificates(folder / "certificates", hosts, renew=renew)
     make_node_key(folder / USERS / OWNER)
     for number in range(nodes):
-        make_node_key(folder / "keys" / shards.node_name(number))
+        make_node_key(folder / "keys" / node_name(number))
 
 
 @contextmanager
@@ -120,6 +120,7 @@ def run_node(
 
     They train on `device` with so many threads, whatever a server says.
     """
+    from fedlens.data.partitions import shards
     from fedlens.experiments.flower.apps import DEVICE, THREADS, client
     from fedlens.federated.flower.deployment.app_worker import serve
 
@@ -192,6 +193,8 @@ def local_federation(
     Nodes connect to the address that `through` makes of the SuperLink's, and share the cores
     unless `threads` or OMP_NUM_THREADS is set. All of them load `plugins`.
     """
+    from fedlens.runtime.threads import available
+
     if not insecure:
         credentials(folder, nodes)
     with ExitStack() as stack:
@@ -206,7 +209,7 @@ def local_federation(
         options += [word for path in plugins for word in ("--plugin", str(path))]
         options += [] if threads is None else ["--threads", str(threads)]
         shared = {"OMP_NUM_THREADS": str(max(1, available() // nodes))}
-        names = [shards.node_name(number) for number in range(nodes)]
+        names = [node_name(number) for number in range(nodes)]
         for name in names:
             child = ChildProcess(
                 f"The node {name}",
