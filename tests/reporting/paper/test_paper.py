@@ -99,15 +99,16 @@ def overflowing() -> Content:
     rows = [f"a method with quite a long name, number {n}" for n in range(14)]
     columns = [f"Dirichlet 0.{n}" for n in range(1, 11)]
 
+    contrasts = [
+        Contrast(row, against, column, (-1) ** n * 2.5, 0.75, 3, 0.01, (0.01, 0.01, 0.2)[n % 3])
+        for against in rows[:2]
+        for column in columns
+        for n, row in enumerate(rows)
+        if row != against
+    ]
+    cells: Cells = [[cell(50.0 + r, three) for _ in columns] for r, _ in enumerate(rows)]
+
     def large(grid: Grid, name: str) -> Grid:
-        contrasts = [
-            Contrast(row, against, column, (-1) ** n * 2.5, 0.75, 3, 0.01, (0.01, 0.01, 0.2)[n % 3])
-            for against in rows[:2]
-            for column in columns
-            for n, row in enumerate(rows)
-            if row != against
-        ]
-        cells: Cells = [[cell(50.0 + r, three) for _ in columns] for r, _ in enumerate(rows)]
         return replace(grid, name=name, rows=rows, columns=columns, cells=cells,
                        contrasts=contrasts, note=" ".join([grid.note] * 3))  # fmt: skip
 
