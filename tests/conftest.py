@@ -33,9 +33,13 @@ WAITING = {
         "integration/test_flower_cli.py",
         "integration/test_flower_deployment.py",
         "integration/test_suites.py",
-        "integration/test_without_flower.py",
         "suites/test_launch.py",
     )
+}
+# Files whose tests share a process that has imported torch (`zygote` in integration/conftest.py).
+FORKED = {
+    TESTS / "integration" / file
+    for file in ("test_kill.py", "test_tune.py", "test_without_flower.py")
 }
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -58,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Processes share the tests file by file; those that wait are one file to them."""
+    """Processes share the tests file by file; those that wait are one file to them, and those that
+    share what takes long to start."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -66,7 +71,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "waiting" if config.rootpath / file in WAITING else file
+            together = {"waiting": WAITING, "forked": FORKED}
+            return next((s for s in together if config.rootpath / file in together[s]), file)
 
     return Scheduling(config, log)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import WAITING
+from tests.conftest import FORKED, WAITING
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +26,6 @@ def test_reading_records_and_configs_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_files_of_tests_that_wait_exist() -> None:
+def test_files_of_tests_that_stay_together_exist() -> None:
     """A renamed one would be shared among the processes like any other."""
-    assert not [path for path in WAITING if not path.is_file()]
+    assert not [path for path in WAITING | FORKED if not path.is_file()]

@@ -1,6 +1,8 @@
 """Runs on the synthetic benchmark that are small enough to take a second."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +40,7 @@ ON_FEATURES = ["train=head", "augment=none"]
 
 Tiny = Callable[..., Config]
 Call = Callable[..., tuple[int, str, str]]
+Order = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,6 +67,42 @@ def fedlens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         return code, printed.out, printed.err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Order]:
+    """Sends one order to zygote.py and returns its report: what becomes of these words of a command
+    line in a process that is killed on request.
+
+    A module that is None cannot be imported, so Flower is to it as if it were not installed.
+    """
+    path = Path(__file__).with_name("zygote.py")
+    program = f"""
+import runpy, sys
+sys.modules["flwr"] = sys.modules["ray"] = None
+runpy.run_path({str(path)!r}, run_name="__main__")
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path_factory.mktemp("zygote"),
+        env=os.environ | {"COLUMNS": "200"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def send(*argv: str, **how: Any) -> dict[str, Any]:
+        process.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
+        process.stdin.flush()
+        report: dict[str, Any] = json.loads(process.stdout.readline())
+        return report
+
+    yield send
+    process.stdin.close()
+    process.wait(timeout=60)  # it ends slowly on a busy machine
+    process.stdout.close()
 
 
 @pytest.fixture

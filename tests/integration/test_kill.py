@@ -1,11 +1,9 @@
 """A run killed at any moment and resumed ends with the bits of an uninterrupted run."""
 
-import json
 import random
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from fedlens import files
 from fedlens.store.checkpoints import Checkpoints
 from fedlens.store.run_folder import RunFolder
-from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, facts
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Order, facts
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
@@ -53,28 +51,13 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def order() -> Iterator[Run]:
-    """Sends one order to the zygote and returns its report."""
-    zygote = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("zygote.py"))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def order(zygote: Order) -> Run:
+    """What becomes of a run in a child of the zygote."""
 
     def send(root: Path, options: list[str] = OPTIONS, **how: Any) -> dict[str, Any]:
-        argv = ["run", "quickstart", *options, f"run.root={root}", "run.name=it"]
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
-        zygote.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
-        zygote.stdin.flush()
-        report: dict[str, Any] = json.loads(zygote.stdout.readline())
-        return report
+        return zygote("run", "quickstart", *options, f"run.root={root}", "run.name=it", **how)
 
-    yield send
-    assert zygote.stdin is not None
-    assert zygote.stdout is not None
-    zygote.stdin.close()
-    zygote.wait(timeout=60)  # it ends slowly on a busy machine
-    zygote.stdout.close()
+    return send
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,8 @@
 
 import json
 import random
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from fedlens.data.images import Images
 from fedlens.experiments.run import resume, start
 from fedlens.runtime.stop import Abandoned
 from fedlens.store.run_folder import RunFolder, runs
-from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Tiny, facts
+from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, Order, Tiny, facts
 from tests.integration.test_leakage import change_test_split
 
 KILLED, OUT_OF_TIME = -9, -27  # SIGKILL, SIGPROF
-ZYGOTE = Path(__file__).with_name("zygote.py")
 SMALL = [word for word in TINY if not word.startswith("train.lr=")]
 Session = Callable[..., dict[str, Any]]
 WORDS = ["quickstart", *SMALL, *ON_FEATURES, "--search", "train.lr=log:1e-3:10", "--name", "it"]
@@ -73,27 +71,13 @@ def test_a_search_never_opens_the_test_split_and_its_best_can_be_run(
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    """What becomes of a search in a child of the zygote, which is killed on request."""
-    loaded = "runpy, fedlens.tuning.tune, fedlens.reporting.figures.search"  # once, for all
-    program = f"import {loaded}; runpy.run_path({str(ZYGOTE)!r}, run_name='__main__')"
-    zygote = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert zygote.stdin is not None
-    assert zygote.stdout is not None
+def session(zygote: Order) -> Session:
+    """What becomes of a search in a child of the zygote."""
 
     def send(root: Path, **how: Any) -> dict[str, Any]:
-        argv = ["tune", *WORDS, "--trials", "6", "--runs", str(root)]
-        zygote.stdin.write(json.dumps({"argv": argv, **how}) + "\n")
-        zygote.stdin.flush()
-        report: dict[str, Any] = json.loads(zygote.stdout.readline())
-        return report
+        return zygote("tune", *WORDS, "--trials", "6", "--runs", str(root), **how)
 
-    yield send
-    zygote.stdin.close()
-    zygote.wait(timeout=10)
-    zygote.stdout.close()
+    return send
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")

@@ -1,12 +1,14 @@
 """Runs `fedlens` in forked children that are killed on request, without importing torch again.
 
 stdin: one JSON object a line {"argv": [...], "die_at": n | null, "signal": name | null,
-"half_write": n | null, "of": "checkpoint" | "client_states", "after": s | null};
+"half_write": n | null, "of": "checkpoint" | "client_states", "after": s | null, "at": folder |
+null, "out": file | null, "err": file | null};
 stdout: {"status": exit status, "calls": n, "seconds": s}.
 `die_at` sends the child a signal (SIGKILL, if none is named) at its n-th call of fsync, replace,
 unlink or rmtree; `half_write` kills it in the middle of writing the tensors of its n-th checkpoint,
 or of its n-th client's state; `after` kills it wherever it is after so many seconds of CPU time,
-which pass as they do on an idle machine, by a signal that nobody handles.
+which pass as they do on an idle machine, by a signal that nobody handles. The child works in the
+folder `at` and prints to the files `out` and `err`.
 """
 
 import json
@@ -22,13 +24,20 @@ import scipy.optimize  # noqa: F401  (of ridge heads)
 import torch
 
 import fedlens.experiments.run
-import fedlens.reporting.terminal.runs  # noqa: F401  (imported once, for all children)
+import fedlens.reporting.figures.search
+import fedlens.reporting.terminal.runs
+import fedlens.tuning.tune  # noqa: F401  (imported once, for all children)
 from fedlens import cli
 from fedlens.config.compose import compose
 from fedlens.store import checkpoints, client_states
 
 torch.set_num_threads(1)
-compose("quickstart", ["seed=1"])  # the first time takes longest
+for chosen in (
+    [],
+    ["train=head", "augment=none"],
+    ["train=head", "augment=none", "algorithm=scaffold"],
+):
+    compose("quickstart", ["seed=1", *chosen])  # with these presets, the first time takes longest
 cli.runs._draw_partition = lambda folder: None  # only the run itself is killed here
 
 
@@ -66,15 +75,17 @@ def child(order: dict[str, Any], report: int) -> None:
         writer.save_file = half_writing(writer.save_file, order["half_write"])
     signal.setitimer(signal.ITIMER_PROF, order.get("after", 0))
     sys.argv = ["fedlens", *order["argv"]]
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
-    os.dup2(devnull, 2)
+    os.chdir(order.get("at", "."))
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(order.get(name, os.devnull), os.O_WRONLY | os.O_CREAT), stream)
     code = 0
     try:
         cli.main()
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os.write(report, str(calls[0]).encode())
     os._exit(code)
 
