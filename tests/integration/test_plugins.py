@@ -166,23 +166,37 @@ rows:
 """
 
 
-@pytest.mark.parametrize(
-    ("options", "labels"),
-    [
-        ([], {"FedAvg", "damped mean", "plain"}),
-        # A job imports torch again: this one has a row of the plugin and a dotted path.
-        (["--launcher", "local", "--only", "dotted"], {"plain"}),
-    ],
-)
-def test_the_runs_of_a_suite_have_the_rows(
-    plugin: Path, fedlens: Call, options: list[str], labels: set[str]
-) -> None:
+def test_the_runs_of_a_suite_have_the_rows(plugin: Path, fedlens: Call) -> None:
     write(plugin.parent, SUITE, "suite.yaml")
-    code, out, err = fedlens("suite", "suite.yaml", "--jobs", "2", *options)
+    code, out, err = fedlens("suite", "suite.yaml", "--jobs", "2")
     assert code == 0, out + err
     results = [folder.result or {} for folder in runs(Path("runs"))]
-    assert [bool(result) for result in results] == [True] * len(labels)
-    assert {result["labels"]["algorithm"] for result in results} == labels
+    assert [bool(result) for result in results] == [True] * 3
+    labels = {result["labels"]["algorithm"] for result in results}
+    assert labels == {"FedAvg", "damped mean", "plain"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="submitit needs a POSIX system")
+def test_jobs_of_submitit_end_to_end(plugin: Path, fedlens: Call) -> None:
+    """On submitit's local executor: two runs, one of which fails, each its own command.
+
+    A job imports torch again, so the other one has a row of the plugin and a dotted path.
+    """
+    broken = f"  broken: quickstart {' '.join([*TINY, 'train.epochs=2', 'train.lr=1e30'])}\n"
+    write(plugin.parent, SUITE + broken, "suite.yaml")
+    words = ["suite", "suite.yaml", "--only", "dotted"]
+    jobs = ["--only", "broken", "--launcher", "local", "--jobs", "2", "run.root=jobs"]
+    code, out, err = fedlens(*words, *jobs)
+    assert code == 2, err
+    assert "failed: broken, seed 0: The loss became" in out
+    (folder,) = [folder for folder in runs(Path("jobs")) if folder.result]
+    assert folder.result is not None
+    assert folder.result["labels"]["algorithm"] == "plain"
+    assert folder.manifest is not None
+    assert folder.manifest["sessions"][0]["command"].startswith("fedlens run quickstart_fedavg ")
+    assert fedlens(*words, "run.root=alone")[0] == 0
+    assert facts(folder) == facts(RunFolder(Path("alone") / folder.name))
+    assert list((Path("jobs") / "slurm").glob("*_log.out"))
 
 
 def test_a_search_has_the_rows_and_its_best_names_the_plugin(plugin: Path, fedlens: Call) -> None:

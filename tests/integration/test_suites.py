@@ -192,18 +192,3 @@ def test_a_killed_suite_resumes_to_the_same_results(
     assert results(Path("cut")) == results(Path("whole"))
     pairs = zip(runs(Path("cut")), runs(Path("whole")), strict=True)
     assert all(without_clock(cut) == without_clock(whole) for cut, whole in pairs)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="submitit needs a POSIX system")
-def test_jobs_of_submitit_end_to_end(fedlens: Call, table: str, tmp_path: Path) -> None:
-    """On submitit's local executor: two runs, one of which fails, each its own command."""
-    words = ["suite", table, *SMALL, "--only", "ridge", "--only", "broken"]
-    code, out, err = fedlens(*words, "--launcher", "local", "--jobs", "2", "run.root=jobs")
-    assert code == 2, err
-    assert "failed: broken, seed 0: The loss became" in out
-    (folder,) = [folder for folder in runs(Path("jobs")) if folder.result]
-    assert folder.manifest is not None
-    assert folder.manifest["sessions"][0]["command"].startswith("fedlens run quickstart train=head")
-    fedlens(*words, "run.root=alone", "--only", "ridge")
-    assert facts(folder) == facts(RunFolder(Path("alone") / folder.name))
-    assert list((Path("jobs") / "slurm").glob("*_log.out"))
