@@ -11,6 +11,9 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
+from fedlens.store.run_folder import runs
+from tests.integration.conftest import Call
+
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SMALL = "data.train_per_class=6 data.test_per_class=2 backbone.resolution=16 threads=1"
 DATA = f"data=synthetic augment=none backbone=vit_pico backbone.pretrained=false {SMALL}"
@@ -68,13 +71,7 @@ def test_it_runs_from_the_first_cell_to_the_last(
     places = [place for place, cell in enumerate(book.cells) if _is_parameters(cell)]
     assert len(places) == 1
     book.cells[places[0]].source = PARAMETERS[name]
-    book.cells.insert(0, new_code_cell(f"%reset -f\n%cd -q {tmp_path}\n{ONE_FORMAT}"))
-    book.cells.append(new_code_cell(f"%cd -q {NOTEBOOKS}"))  # the folder is removed after the test
-    client = NotebookClient(book, km=kernel, timeout=300)
-    try:
-        client.execute()
-    finally:
-        client.kc.stop_channels()
+    execute(book, kernel, tmp_path)
     home = tmp_path / "fedlens"
     assert list(home.glob("runs/*/result.json"))
     assert "image/png" in str([cell.get("outputs") for cell in book.cells])
@@ -94,6 +91,55 @@ def test_it_holds_no_logic_and_no_output(name: str) -> None:
             continue
         for statement in ast.parse("\n".join(plain)).body:
             assert isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign | ast.Expr)
+
+
+def test_a_new_project_works_at_once(
+    no_plugins: Path,
+    fedlens: Call,
+    kernel: KernelManager,
+    monkeypatch: pytest.MonkeyPatch,
+    unsaved_figures: None,
+) -> None:
+    """Its experiment, its suite, its report, and its notebook, which finds the finished runs."""
+    assert fedlens("new", "study")[0] == 0
+    code, _, err = fedlens("new", "study")
+    assert code == 2
+    assert "study is not empty: name a new or empty folder." in err
+    project = no_plugins / "study"
+    monkeypatch.chdir(project)
+    few = ["backbone.pretrained=false", "data.train_per_class=4", "data.test_per_class=2",
+           "federated.clients=5", "federated.participation=0.6", "federated.rounds=2",
+           "sparse.rounds=1", "sparse.examples=8", "backbone.resolution=16",
+           "threads=1"]  # fmt: skip
+    code, _, err = fedlens("run", "experiment.yaml", *few)
+    assert code == 0, err
+    (folder,) = runs(Path("runs"))
+    labels = (folder.result or {})["labels"]
+    assert labels["mask_rule"] == "lowest saliency"
+    assert labels["algorithm"] == "mean without outliers"
+    code, out, err = fedlens("suite", "suite.yaml", *few)
+    assert code == 0, out + err
+    assert len(runs(Path("runs"))) == 4  # one of them is the experiment
+    code, _, err = fedlens("report", "runs", "--out", "report")
+    assert code == 0, err
+    book = nbformat.read(project / "notebook.ipynb", as_version=4)
+    (cell,) = filter(_is_parameters, book.cells)
+    cell.source = f"SETTING = {' '.join(few)!r}"
+    execute(book, kernel, project)
+    assert "image/png" in str([one.get("outputs") for one in book.cells])
+    readme = (project / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) < 40
+
+
+def execute(book: nbformat.NotebookNode, kernel: KernelManager, folder: Path) -> None:
+    """All cells, in this folder, which may be removed afterwards."""
+    book.cells.insert(0, new_code_cell(f"%reset -f\n%cd -q {folder}\n{ONE_FORMAT}"))
+    book.cells.append(new_code_cell(f"%cd -q {NOTEBOOKS}"))
+    client = NotebookClient(book, km=kernel, timeout=300)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
 
 
 def _is_parameters(cell: nbformat.NotebookNode) -> bool:

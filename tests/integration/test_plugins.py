@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import yaml
-from nbclient import NotebookClient
 
 from fedlens import plugins
 from fedlens.config.compose import compose
@@ -337,42 +335,7 @@ def test_a_server_app_loads_what_its_superlink_was_given(
     assert only_run("flower").result is not None
 
 
-# --- a new project -------------------------------------------------------------------------------
-
-
-def test_a_new_project_works_at_once(
-    no_plugins: Path, fedlens: Call, monkeypatch: pytest.MonkeyPatch, unsaved_figures: None
-) -> None:
-    assert fedlens("new", "study")[0] == 0
-    code, _, err = fedlens("new", "study")
-    assert code == 2
-    assert "study is not empty: name a new or empty folder." in err
-    project = no_plugins / "study"
-    monkeypatch.chdir(project)
-    few = ["backbone.pretrained=false", "data.train_per_class=4", "data.test_per_class=2",
-           "federated.clients=5", "federated.participation=0.6", "federated.rounds=2",
-           "sparse.rounds=1", "sparse.examples=8", "backbone.resolution=16",
-           "threads=1"]  # fmt: skip
-    code, _, err = fedlens("run", "experiment.yaml", *few)
-    assert code == 0, err
-    labels = (only_run().result or {})["labels"]
-    assert labels["mask_rule"] == "lowest saliency"
-    assert labels["algorithm"] == "mean without outliers"
-    code, out, err = fedlens("suite", "suite.yaml", *few)
-    assert code == 0, out + err
-    assert len(runs(Path("runs"))) == 4  # one of them is the experiment
-    code, _, err = fedlens("report", "runs", "--out", "report")
-    assert code == 0, err
-    book = nbformat.read(project / "notebook.ipynb", as_version=4)
-    (cell,) = [one for one in book.cells if "parameters" in one.metadata.get("tags", [])]
-    cell.source = f"SETTING = {' '.join(few)!r}"
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's own libraries give some
-    NotebookClient(
-        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(project)}}
-    ).execute()
-    assert "image/png" in str([one.get("outputs") for one in book.cells])
-    readme = (project / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) < 40
+# --- the command line -----------------------------------------------------------------------------
 
 
 def test_every_command_that_composes_or_runs_has_the_option(fedlens: Call) -> None:
