@@ -461,7 +461,7 @@ def test_a_round_without_any_reply_ends_the_run_which_resumes_when_nodes_are_bac
 ) -> None:
     harm, why = SPOILED[how]
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
-    grid = deployed(config, spoiling(harm, round=2))
+    grid = deployed(config, spoiling(harm, round=2), nodes=1)
     with pytest.raises(FedlensError) as ended:
         start(config, grid=grid)
     message = str(ended.value)
@@ -472,6 +472,20 @@ def test_a_round_without_any_reply_ends_the_run_which_resumes_when_nodes_are_bac
     flower = start(config, grid=grid)
     assert facts(flower) == facts(serial)
     assert parameters(flower) == parameters(serial)
+
+
+def test_a_node_that_hosts_all_clients_of_a_round_does_not_end_the_run(
+    tmp_path: Path, deployed: Deployed
+) -> None:
+    """The other node has none of the clients of round 2, so it may be well."""
+    harm, why = SPOILED["garbage"]
+    config = over_flower(experiment(tmp_path / "runs", *QUICK))
+    run = start(config, grid=deployed(config, spoiling(harm, round=2)))
+    first, second = records(run)
+    assert run.finished
+    assert len(first["clients"]) == 3
+    assert second["clients"] == []
+    assert all(why in second["rejected"][str(client)] for client in second["participants"])
 
 
 def test_a_run_without_nodes_says_so_and_resumes_when_they_are_there(

@@ -202,6 +202,51 @@ def test_a_round_without_any_update_ends_the_run() -> None:
         list(remote(spoil=spoil).engine("rounds").updates(START, tasks()))
 
 
+def failing(nodes: set[int]) -> Spoil:
+    """These nodes answer every task with a refusal."""
+
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if node not in nodes or "stage" not in message.content.config_records[CONFIG]:
+            return reply
+        return Message(messages.encode_fault("Never."), reply_to=_received(reply))
+
+    return spoil
+
+
+def test_one_node_that_hosts_all_clients_of_a_round_does_not_end_the_run() -> None:
+    """Nor do several such rounds in a row; but most nodes do, whenever each of them failed."""
+    failed = {100}
+    engine = remote(spoil=failing(failed)).engine("rounds")
+    first, second, third = tasks()
+    for _ in range(3):
+        (update,) = engine.updates(START, [first])
+        assert update.fault == "Never."
+    failed.add(101)
+    with pytest.raises(NoUpdates, match=r"None of the 1 .* \(Never\): check"):
+        list(engine.updates(START, [second]))
+    assert [update.fault for update in engine.updates(START, [second, third])] == ["Never.", None]
+    assert [update.fault for update in engine.updates(START, [first])] == ["Never."]
+
+
+def test_a_node_that_leaves_too_few_for_secure_aggregation_costs_the_round() -> None:
+    def spoil(node: int, message: Message, reply: Message) -> Message | None:
+        return None if node in silent else reply
+
+    silent: set[int] = set()
+    engine = remote(secure=SecureSettings(max_update_value=0.1), spoil=spoil).engine("rounds")
+    silent.add(101)  # once it has introduced itself
+    for _ in range(2):
+        faults = [update.fault for update in engine.updates(START, tasks())]
+        assert faults[0] == faults[2] == "secure aggregation needs at least 3 clients to answer"
+        assert "no answer came" in str(faults[1])
+        silent.clear()
+        assert not any(update.fault for update in engine.updates(START, tasks()))
+        silent.add(101)
+    list(engine.updates(START, tasks()))
+    with pytest.raises(NoUpdates, match="at least 3 clients"):
+        list(engine.updates(START, tasks()))
+
+
 def test_what_was_shared_stays_in_the_setup() -> None:
     clients = remote()
     clients.engine("rounds")

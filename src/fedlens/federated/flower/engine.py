@@ -26,8 +26,9 @@ from fedlens.sparse.sensitivity.fisher import Sensitivity
 class FlowerEngine:
     """Sends every task as a message; a client without a valid reply yields a fault.
 
-    Where nobody replies it raises `NoUpdates`; otherwise the remaining rounds would all pass
-    without an update.
+    It raises `NoUpdates` where no update came and most nodes have failed since the last one that
+    did; otherwise the remaining rounds would all pass without an update. One node alone, whichever
+    clients it hosts, ends nothing.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class FlowerEngine:
         self.extra = extra
         self.losses = losses
         self.only_sent = frozenset(only_sent)
+        self._failed: set[int | None] = set()  # nodes that did since an update came
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         shared = messages.encode_tensors(parameters)
@@ -65,11 +67,19 @@ class FlowerEngine:
                 update = messages.failed_update(task, reply.reason)
             else:
                 update = messages.decode_update(task, reply, like, losses=self.losses)
-            if not update.parameters:
+            if update.parameters:
+                self._failed.clear()
+            else:
                 faults[client] = str(update.fault).rstrip(".")
-            if len(faults) == len(tasks):
+                self._failed.add(self.roster.host.get(client))
+            if len(faults) == len(tasks) and self._most_failed():
                 raise NoUpdates(tasks, next(iter(faults.values())))
             yield update
+
+    def _most_failed(self) -> bool:
+        """Whether more than half of the connected nodes did, or none is connected."""
+        connected = set(self.roster.host.values())
+        return 2 * len(self._failed & connected) > len(connected) or not connected
 
     def close(self) -> None:
         pass
@@ -78,8 +88,9 @@ class FlowerEngine:
 class SecureEngine:
     """Sums the cohort's updates by secure aggregation; every update yielded is their mean.
 
-    If nodes break the protocol or leave it, the sum is lost: all clients of the round are rejected,
-    and the next round starts from the same parameters. A second such round raises `NoUpdates`.
+    If nodes break the protocol or leave it, or too few answer, the sum is lost: all clients of the
+    round are rejected, and the next starts from the same parameters. A second such round in a row
+    raises `NoUpdates`.
     """
 
     def __init__(
@@ -112,9 +123,9 @@ class SecureEngine:
                 "split the data over as many nodes as there are clients."
             )
         if tasks and len(present) < MIN_CLIENTS:
-            raise NoUpdates(
-                tasks, f"secure aggregation needs at least {MIN_CLIENTS} clients to answer"
-            )
+            few = f"secure aggregation needs at least {MIN_CLIENTS} clients to answer"
+            yield from self._lost(tasks, {client: fault or few for client, fault in faults.items()})
+            return
         shared = messages.encode_tensors(parameters)
         contents = {
             node: messages.encode_task(task, self.stage, shared, self.extra)
@@ -131,13 +142,13 @@ class SecureEngine:
             settings=self.settings,
         )
         missing = {present[node].client: reason for node, reason in result.missing.items()}
-        last_was_lost, self._last_was_lost = self._last_was_lost, result.lost
         if result.change is None:
-            if last_was_lost or not result.lost:
+            if not result.lost:
                 raise NoUpdates(tasks, next(iter(missing.values())))
-            for task in tasks:
-                yield messages.failed_update(task, faults[task.client] or missing[task.client])
+            reasons = {task.client: faults[task.client] or missing[task.client] for task in tasks}
+            yield from self._lost(tasks, reasons)
             return
+        self._last_was_lost = False
         mean = {
             name: (value.double() + result.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()
@@ -148,6 +159,15 @@ class SecureEngine:
             else:
                 tally = result.tallies[self.roster.host[task.client]]
                 yield ClientUpdate(task, mean, tally if self.losses else None, individual=False)
+
+    def _lost(
+        self, tasks: Sequence[ClientTask], reasons: Mapping[int, str]
+    ) -> Iterator[ClientUpdate]:
+        if self._last_was_lost:
+            raise NoUpdates(tasks, next(iter(reasons.values())))
+        self._last_was_lost = True
+        for task in tasks:
+            yield messages.failed_update(task, reasons[task.client])
 
     def close(self) -> None:
         pass
