@@ -31,6 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REQUIRED: Any = inspect.Parameter.empty  # the default of a parameter that has none
 RESERVED = ("name", "plugin")  # keys of a row's settings that are not its parameters
 MOST = 10**9  # the largest integer of a parameter whose range has no end
+LARGEST = 1e38  # the largest other number of one: tensors are float32, which ends a little above
 LONGEST = 4000  # characters of a text
 LONGEST_PART = 255  # bytes between two slashes: no file system has longer names
 
@@ -153,8 +154,10 @@ class Parameter:
         if bounds is not None and value not in bounds:
             infinite = isinstance(value, float) and not isfinite(value)
             return f"{bounds} and finite" if infinite and bounds.endless else f"{bounds}"
-        if isinstance(value, int) and abs(value) > MOST and (bounds is None or bounds.endless):
-            return f"{f'{bounds}, and ' if bounds else ''}at most {MOST}"
+        most = MOST if isinstance(value, int) else LARGEST
+        endless = isinstance(value, int) if bounds is None else bounds.endless
+        if abs(value) > most and endless:
+            return f"{f'{bounds}, and ' if bounds else ''}at most {most}"
         return ""
 
 

@@ -302,7 +302,11 @@ def trained(
     sizes = (shards or everything(examples)).sizes.tolist()
     clients = LocalClients(experiment_host(config, known, stop, None), sizes)
     training = settings_of.head_training(config, FP32)
-    return train_head(initial(), clients, training, stop, federated=shards is not None)
+    head, facts, left_out = train_head(
+        initial(), clients, training, stop, federated=shards is not None
+    )
+    assert not left_out
+    return head, facts
 
 
 def trainer(config: Config, shards: Partition) -> Trainer:

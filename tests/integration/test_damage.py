@@ -76,6 +76,10 @@ NOTICED: dict[str, Damage] = {
     "update": lambda run: flip(newest_update(run)),
     "metrics": lambda run: flip(run.journal("metrics").path, at=0.1),
     "test curve": lambda run: flip(run.journal("test_curve").path, at=0.7),
+    "metrics are a folder": lambda run: (
+        run.journal("metrics").path.unlink(),
+        run.journal("metrics").path.mkdir(),
+    )[1],
 }
 HARMLESS: dict[str, Damage] = {
     "clock": lambda run: flip(run.journal("timings").path),

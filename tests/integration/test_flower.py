@@ -25,6 +25,8 @@ from fedlens.config.compose import compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
 from fedlens.experiments.flower import SERVER_SHARD, apps, host
+from fedlens.experiments.loaded_run import load_run
+from fedlens.experiments.loops.federated_loop import FederatedLoop
 from fedlens.experiments.preparation.local_data import partition_spec, write_shards
 from fedlens.experiments.run import start
 from fedlens.federated import sampling
@@ -39,6 +41,7 @@ from fedlens.params import Params
 from fedlens.registry import engine as engine_registry
 from fedlens.runtime.stop import Interrupted, StopRequest
 from fedlens.store.checkpoints import TENSORS
+from fedlens.store.records import read_record
 from fedlens.store.run_folder import RunFolder
 from tests.federated.flower.inprocess import InProcessGrid, Spoil
 from tests.integration.conftest import FEDERATED, ON_FEATURES, TINY, StopAfter, facts
@@ -460,7 +463,7 @@ def test_a_round_without_any_reply_ends_the_run_which_resumes_when_nodes_are_bac
 ) -> None:
     harm, why = SPOILED[how]
     config = over_flower(experiment(tmp_path / "runs", *QUICK))
-    grid = deployed(config, spoiling(harm, round=2))
+    grid = deployed(config, spoiling(harm, round=2), nodes=1)
     with pytest.raises(FedlensError) as ended:
         start(config, grid=grid)
     message = str(ended.value)
@@ -471,6 +474,20 @@ def test_a_round_without_any_reply_ends_the_run_which_resumes_when_nodes_are_bac
     flower = start(config, grid=grid)
     assert facts(flower) == facts(serial)
     assert parameters(flower) == parameters(serial)
+
+
+def test_a_node_that_hosts_all_clients_of_a_round_does_not_end_the_run(
+    tmp_path: Path, deployed: Deployed
+) -> None:
+    """The other node has none of the clients of round 2, so it may be well."""
+    harm, why = SPOILED["garbage"]
+    config = over_flower(experiment(tmp_path / "runs", *QUICK))
+    run = start(config, grid=deployed(config, spoiling(harm, round=2)))
+    first, second = records(run)
+    assert run.finished
+    assert len(first["clients"]) == 3
+    assert second["clients"] == []
+    assert all(why in second["rejected"][str(client)] for client in second["participants"])
 
 
 def test_a_run_without_nodes_says_so_and_resumes_when_they_are_there(
@@ -522,37 +539,71 @@ UNUSABLE_REPLIES = [
     ("statistics", *SPOILED["no answer"]),
     ("statistics", *SPOILED["garbage"]),
     ("statistics", *SPOILED["values that are not numbers"]),
+    ("statistics", with_values(lambda sent: Array(-sent)), "its class counts"),
     ("sensitivity", *SPOILED["an error"]),
-    ("sensitivity", instead(RecordDict()), "sent an invalid reply"),
+    ("sensitivity", instead(RecordDict()), "it has no count"),
     ("ranking", *SPOILED["no answer"]),
     ("ranking", ALL_EQUAL, "not a permutation"),
 ]
 
 
 @pytest.mark.parametrize(("ask", "harm", "why"), UNUSABLE_REPLIES)
-def test_a_sum_that_lacks_a_clients_part_is_refused_and_the_client_named(
+def test_head_and_masks_are_made_without_a_client_that_fails_and_the_record_says_so(
     ask: str, harm: Harm, why: str, tmp_path: Path, deployed: Deployed
 ) -> None:
     config = over_flower(experiment(tmp_path / "runs", *QUICK, *QUERIES[ask]))
     grid = deployed(config, spoiling(harm, ask=ask, client=3), cache=tmp_path / "cache")
-    with pytest.raises(FedlensError, match="Client 3 ") as ended:
-        start(config, grid=grid)
-    assert why in str(ended.value)
+    run = start(config, grid=grid)
+    if ask == "statistics":
+        left_out = read_record(run.path / "head.json")["left_out"]
+    else:
+        left_out = read_record(run.path / "masks.json")["provenance"]["left_out"]
+        assert not (tmp_path / "cache" / "masks").exists()  # no other run gets these
+    assert left_out.keys() == {"3"}
+    assert why in left_out["3"]
 
 
-def test_a_head_is_not_trained_without_a_client_it_needs(
-    tmp_path: Path, deployed: Deployed
+def read_start(run: RunFolder) -> dict[str, bytes]:
+    start = load_run(run, StopRequest()).start
+    return {name: value.numpy().tobytes() for name, value in start.items()}
+
+
+@pytest.mark.parametrize("head", [["head=ridge"], ["head=trained", "head.steps=4"]], ids=" ".join)
+def test_a_head_without_a_client_is_the_same_after_a_resume_and_in_an_analysis(
+    head: list[str], tmp_path: Path, deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = experiment(tmp_path / "runs", *QUICK, "head=trained", "head.steps=2")
+    """The client answers again when the run is resumed; the head stays as it was."""
+    alone = experiment(tmp_path / "runs", *QUICK, *head, "head.freeze=false")
     config = over_flower(alone)
-    missing = sampling.uniform(rng.address(config.seed, "trained head"), 1, clients=5, size=3)[1]
-    harm, why = SPOILED["an error"]
-    grid = deployed(config, spoiling(harm, stage="head", client=missing))
-    with pytest.raises(FedlensError, match=f"Client {missing} did not train the head") as ended:
-        start(config, grid=grid)
-    assert why in str(ended.value)
+    drawn = sampling.uniform(rng.address(config.seed, "trained head"), 1, clients=5, size=3)
+    harm, _ = SPOILED["values that are not numbers"]
+    wanted = {"ask": "statistics"} if head == ["head=ridge"] else {"stage": "head"}
+    spoil = spoiling(harm, client=drawn[1], **wanted)
+    whole = start(config, grid=deployed(config, spoil))
+    clear_caches()
+    config = replace(config, run=replace(config.run, root=str(tmp_path / "cut")))
+    grid = deployed(config, spoil)
+
+    def stop(loop: FederatedLoop) -> None:
+        raise Interrupted("SIGTERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FederatedLoop, "run", stop)
+        with pytest.raises(Interrupted):
+            start(config, grid=grid)
     grid.spoil = None
-    assert facts(start(config, grid=grid)) == facts(start(alone))
+    cut = start(config, grid=grid)
+    assert facts(cut) == facts(whole)
+    assert list(read_record(cut.path / "head.json")["left_out"]) == [str(drawn[1])]
+    assert read_start(cut) == read_start(whole)
+    started = read_start(whole)
+    assert started != read_start(start(alone))
+    content = bytearray(cut.head.read_bytes())
+    content[-1] ^= 1
+    for damage in (lambda: cut.head.write_bytes(content), cut.head.unlink):
+        damage()
+        with pytest.raises(FedlensError, match=r"head\.safetensors is (damaged|lost)"):
+            load_run(cut, StopRequest())
 
 
 def test_a_setup_damaged_on_a_nodes_disk_is_sent_again(

@@ -318,3 +318,13 @@ def test_rows_say_how_a_head_is_made() -> None:
 
 def test_the_example_in_the_docstring_runs() -> None:
     assert doctest.testmod(heads, raise_on_error=True).attempted > 0
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 9), st.integers(0, 2**31), st.floats(1e-3, 1e3))
+def test_sums_of_features_have_no_fault(count: int, seed: int, scale: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    features = scale * (torch.randn(count, 5, generator=draw) + 1)
+    labels = torch.randint(4, (count,), generator=draw)
+    largest = float(features.norm(dim=1).max())
+    assert Statistics.of(features, labels, 4).fault(count, 1.001 * largest) is None

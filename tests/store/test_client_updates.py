@@ -73,3 +73,15 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "round-000001" / "client-000004.safetensors").write_bytes(b"cut")
     with pytest.raises(FedlensError, match="lost or damaged"):
         read_round(tmp_path, 1)
+
+
+def test_a_round_that_is_forgotten_lists_no_file_that_it_removed(tmp_path: Path) -> None:
+    kept = KeptUpdates(tmp_path / "updates", rounds=2)
+    known: set[str] = set()
+    for number in (1, 2, 3):
+        kept.add(number, 0, {"w": torch.ones(2)}, examples=1, start={"w": torch.zeros(2)})
+        if number == 3:
+            kept.forget(number)
+        known = kept.files(number, known)
+    assert {name.split("/")[1] for name in known} == {"round-000002"}
+    assert all((tmp_path / name).exists() for name in known)

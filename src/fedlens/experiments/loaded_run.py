@@ -79,7 +79,7 @@ def load_run(
     keep_large_blocks()
     if config.threads:
         torch.set_num_threads(config.threads)
-    experiment, clients = _prepared(config, choose_device(config.device), stop)
+    experiment, clients = _prepared(config, choose_device(config.device), stop, folder)
     manifest.check_inputs(folder.manifest or {}, experiment.input_hashes)
     masks = settings.masks(config, experiment)
     experiment = find_masks(experiment, clients, masks, folder, stop)
@@ -160,11 +160,14 @@ def _start_with_ridge_head(
 
 
 def _prepared(
-    config: Config, device: torch.device, stop: StopRequest
+    config: Config, device: torch.device, stop: StopRequest, folder: RunFolder | None = None
 ) -> tuple[Experiment, Clients]:
-    """The experiment with its head fitted, all clients in this process."""
+    """The experiment with its head fitted, all clients in this process.
+
+    `folder` is that of the run whose head it is, which may be kept there.
+    """
     session = local_session(config, stop)
     experiment = build(config, device, stop, session.data)
     clients = session.clients(experiment)
     head = settings.head(config, experiment.precision)
-    return prepare_head(experiment, clients, head, stop), clients
+    return prepare_head(experiment, clients, head, stop, folder), clients

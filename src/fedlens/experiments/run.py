@@ -31,11 +31,15 @@ from fedlens.experiments.loops.federated_loop import FederatedLoop
 from fedlens.experiments.loops.loop import Loop, Position, Watch
 from fedlens.experiments.loops.result import choose, per_client, result
 from fedlens.experiments.preparation import privacy
-from fedlens.experiments.preparation.head import prepare_head
+from fedlens.experiments.preparation.head import prepare_head, tensors
 from fedlens.experiments.preparation.local_data import partition_record
 from fedlens.experiments.preparation.masks import find_masks
 from fedlens.experiments.preparation.prefix import start_after_frozen_blocks
-from fedlens.experiments.preparation.provenance import record_session, setting
+from fedlens.experiments.preparation.provenance import (
+    record_head_digest,
+    record_session,
+    setting,
+)
 from fedlens.federated.tasks import Clients
 from fedlens.files import clear_partials, replacing
 from fedlens.runtime.allocator import keep_large_blocks
@@ -212,9 +216,10 @@ def _train(
     experiment = build(config, device, stop, session.data, opened=opened)
     clients = session.clients(experiment)
     experiment = prepare_head(
-        experiment, clients, settings.head(config, experiment.precision), stop
+        experiment, clients, settings.head(config, experiment.precision), stop, folder
     )
     record_session(config, folder, experiment.input_hashes, device)
+    record_head_digest(folder, tensors(experiment.model.head))
     masks = settings.masks(config, experiment)
     experiment = find_masks(experiment, clients, masks, folder, stop)
     started = start_after_frozen_blocks(experiment, settings.prefix(config, experiment), stop)

@@ -185,11 +185,19 @@ class LocalClients:
     sizes: Sequence[int]
     cache: Callable[[Callable[[], Statistics]], Statistics] = lambda compute: compute()
 
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        return {}
+
     def engine(self, stage: Stage) -> Engine:
         return self.host.engine(stage)
 
-    def statistics(self, width: int, classes: int) -> Statistics:
-        del width, classes  # those of the host's own features
+    def statistics(self, known: torch.Tensor, classes: int) -> Statistics:
+        del known, classes  # the host has features of its own
         clients = range(len(self.sizes))
         return self.cache(lambda: reduce(add, map(self.host.statistics, clients)))
 

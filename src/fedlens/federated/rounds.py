@@ -338,6 +338,7 @@ class FederatedAlgorithm:
             for task in tasks:
                 try:
                     for update in self.engine.updates(chain.parameters, [task]):
+                        silent += not update.parameters
                         updates.add(update, chain)
                 except NoUpdates as none:
                     silent += 1

@@ -3,11 +3,12 @@
 Training data and labels stay with the clients; only these values travel.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, Protocol
 
+import torch
 from torch import nn
 
 from fedlens.errors import FedlensError
@@ -103,10 +104,23 @@ class Clients(Protocol):
         """How many examples each client holds."""
         ...
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether clients that are asked again give the same answers: remote ones may not."""
+        ...
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """The clients whose statistics, sensitivities or rankings could not be used, and why."""
+        ...
+
     def engine(self, stage: Stage) -> Engine: ...
 
-    def statistics(self, width: int, classes: int) -> Statistics:
-        """The sum over all clients, of features of this width: what closed-form heads need."""
+    def statistics(self, known: torch.Tensor, classes: int) -> Statistics:
+        """The sum over all clients: what closed-form heads need.
+
+        `known` are features of validation examples, which show the width and the scale.
+        """
         ...
 
     def sensitivities(

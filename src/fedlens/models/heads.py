@@ -22,6 +22,7 @@ from fedlens.registry import Range, head
 
 GRID = tuple(10.0**power for power in range(-2, 7))
 TINY = 1e-12  # a variance that is rounding
+ROUNDING = 1e-9  # of a sum of squares, relative: far above float64's
 SHRINKAGES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
 WIDE = 1024  # features, above which a factorisation for each λ is cheaper than eigenvectors
 UNSEEN_BIAS = -1e9  # of a class without samples: finite, and below any score
@@ -99,6 +100,26 @@ class Statistics:
         """The shape of each tensor in `sent`, all of them float64."""
         half = width * (width + 1) // 2
         return {"xtx": (half,), "class_sums": (classes, width), "counts": (classes,)}
+
+    def fault(self, examples: int, largest: float) -> str | None:
+        """Why these cannot be sums over so many examples, with features of at most this norm.
+
+        Of real features the scatter within classes is positive semi-definite, and so is what
+        solvers factorise.
+        """
+        counts = self.counts
+        if not bool(((counts >= 0) & (counts == counts.round())).all()) or self.total != examples:
+            return f"its class counts are not those of {examples} examples"
+        if bool(self.class_sums[counts == 0].any()):
+            return "it has features of classes without examples"
+        trace = float(self.xtx.diagonal().sum())
+        if not trace <= examples * largest**2:
+            return f"its features have a norm above {largest:.3g}"
+        within = self.xtx - self.class_sums.T @ (self.class_sums / counts.clamp(min=1)[:, None])
+        shifted = within + ROUNDING * trace * torch.eye(len(within), dtype=within.dtype)
+        if bool(within.any()) and (trace <= 0 or torch.linalg.cholesky_ex(shifted).info):
+            return "its sums are not those of any features"
+        return None
 
     def __add__(self, other: "Statistics") -> "Statistics":
         if self.class_sums.shape != other.class_sums.shape:

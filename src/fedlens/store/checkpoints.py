@@ -226,7 +226,7 @@ class Journals:
         lengths = checkpoint.state["journals"] if checkpoint else {}
         for journal in JOURNALS:
             length = lengths.get(journal, 0)
-            if journal == CLOCK:
+            if journal == CLOCK or checkpoint is None:
                 self.folder.journal(journal).rewind_or_clear(length)
             else:
                 self.folder.journal(journal).rewind(length)

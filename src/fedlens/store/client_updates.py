@@ -31,6 +31,7 @@ class KeptUpdates:
         self.folder = folder
         self.rounds = rounds
         self.current: int | None = None  # the round under way
+        self.removed = 0  # rounds up to this one
         for path in (folder, *folder.glob("round-*")):
             clear_partials(path)
 
@@ -55,6 +56,7 @@ class KeptUpdates:
             discard(folder)  # left by a session that was killed in this round
             _write(folder / START, start)
             self.current = round_
+            self.removed = round_ - self.rounds
             for old in kept_rounds(self.folder):
                 if old <= round_ - self.rounds:
                     discard(_round_folder(self.folder, old))
@@ -79,7 +81,7 @@ class KeptUpdates:
         present = {path for folder in folders for path in folder.glob("[!.]*.safetensors")}
         rounds = {path: _number(path.parent) for path in listed | present}
         newest = max((number for number in rounds.values() if number <= done), default=0)
-        kept = range(newest - self.rounds + 1, newest + 1)
+        kept = range(max(newest - self.rounds, self.removed) + 1, newest + 1)
         return {path.relative_to(run).as_posix() for path in rounds if rounds[path] in kept}
 
 

@@ -2,8 +2,9 @@
 
 Always config.yaml, manifest.json, metrics.jsonl, test_curve.jsonl, timings.jsonl (append-only),
 log.txt, checkpoints/, choice.json, result.json; where they apply partition.json, masks.json,
-masks.safetensors, updates/ (of clients), arithmetic/ (analyses), failure.json (last session),
-plugins/ (copies of the files that its rows come from).
+masks.safetensors, head.json, head.safetensors (made from the answers of remote clients), updates/
+(of clients), arithmetic/ (analyses), failure.json (last session), plugins/ (copies of the files
+that its rows come from).
 """
 
 import json
@@ -133,6 +134,11 @@ class RunFolder:
     def masks(self) -> Path:
         """Which weights are trained, if not all are."""
         return self.path / "masks.safetensors"
+
+    @property
+    def head(self) -> Path:
+        """The head that remote clients fitted before anything else, if they did."""
+        return self.path / "head.safetensors"
 
     @property
     def updates(self) -> Path:

@@ -1,6 +1,7 @@
 """Remote clients through the ClientApp and a grid in this process, with a host of a few numbers."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedlens.errors import FedlensError
 from fedlens.federated.flower import client_app, messages
 from fedlens.federated.flower.differential_privacy import PrivacySettings
 from fedlens.federated.flower.engine import FlowerClients
-from fedlens.federated.flower.messages import ARRAYS, CONFIG
+from fedlens.federated.flower.messages import CONFIG
 from fedlens.federated.flower.roster import Roster
 from fedlens.federated.flower.secure_aggregation import BROKEN, SecureSettings, max_rounding_error
 from fedlens.federated.flower.setup import Setup
@@ -35,6 +36,7 @@ from tests.federated.flower.inprocess import InProcessGrid, Spoil
 SIZES = [4, 2, 6]
 START = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor([0.5, -0.5])}
 WIDTH, CLASSES = 3, 2
+KNOWN = torch.ones(4, WIDTH)  # features of validation
 ORDER = torch.tensor([2, 0, 1], dtype=torch.int32)
 RANKING = Ranking({"weight": torch.Size([3])}, {("weight",): ORDER})
 
@@ -202,6 +204,51 @@ def test_a_round_without_any_update_ends_the_run() -> None:
         list(remote(spoil=spoil).engine("rounds").updates(START, tasks()))
 
 
+def failing(nodes: set[int]) -> Spoil:
+    """These nodes answer every task with a refusal."""
+
+    def spoil(node: int, message: Message, reply: Message) -> Message:
+        if node not in nodes or "stage" not in message.content.config_records[CONFIG]:
+            return reply
+        return Message(messages.encode_fault("Never."), reply_to=_received(reply))
+
+    return spoil
+
+
+def test_one_node_that_hosts_all_clients_of_a_round_does_not_end_the_run() -> None:
+    """Nor do several such rounds in a row; but most nodes do, whenever each of them failed."""
+    failed = {100}
+    engine = remote(spoil=failing(failed)).engine("rounds")
+    first, second, third = tasks()
+    for _ in range(3):
+        (update,) = engine.updates(START, [first])
+        assert update.fault == "Never."
+    failed.add(101)
+    with pytest.raises(NoUpdates, match=r"None of the 1 .* \(Never\): check"):
+        list(engine.updates(START, [second]))
+    assert [update.fault for update in engine.updates(START, [second, third])] == ["Never.", None]
+    assert [update.fault for update in engine.updates(START, [first])] == ["Never."]
+
+
+def test_a_node_that_leaves_too_few_for_secure_aggregation_costs_the_round() -> None:
+    def spoil(node: int, message: Message, reply: Message) -> Message | None:
+        return None if node in silent else reply
+
+    silent: set[int] = set()
+    engine = remote(secure=SecureSettings(max_update_value=0.1), spoil=spoil).engine("rounds")
+    silent.add(101)  # once it has introduced itself
+    for _ in range(2):
+        faults = [update.fault for update in engine.updates(START, tasks())]
+        assert faults[0] == faults[2] == "secure aggregation needs at least 3 clients to answer"
+        assert "no answer came" in str(faults[1])
+        silent.clear()
+        assert not any(update.fault for update in engine.updates(START, tasks()))
+        silent.add(101)
+    list(engine.updates(START, tasks()))
+    with pytest.raises(NoUpdates, match="at least 3 clients"):
+        list(engine.updates(START, tasks()))
+
+
 def test_what_was_shared_stays_in_the_setup() -> None:
     clients = remote()
     clients.engine("rounds")
@@ -221,7 +268,7 @@ def test_a_setup_is_sent_once_to_every_node() -> None:
 
 
 def test_statistics_add_up_over_the_clients() -> None:
-    total = remote().statistics(WIDTH, CLASSES)
+    total = remote().statistics(KNOWN, CLASSES)
     assert total.counts.tolist() == [sum(SIZES), 0]
     assert total.class_sums[0, 0] == sum((k + 1) * n for k, n in enumerate(SIZES))
     own = [Host(k).statistics(encode(None, None), k) for k in range(len(SIZES))]
@@ -250,54 +297,92 @@ def _received(reply: Message) -> Message:
     return message
 
 
-INVALID: dict[str, tuple[RecordDict, str]] = {
-    "nothing": (RecordDict(), "sent an invalid reply"),
-    "a fault": (
-        messages.encode_fault("The shard is damaged."),
-        r"ranking \(The shard is damaged\)",
-    ),
-    "equal positions": (
+def sums(**changed: Any) -> RecordDict:
+    """The answer of client 1 to a query for statistics, with changes."""
+    content = Host(1).statistics(encode(None, None), 1).sent() | changed
+    return messages.query("statistics", arrays=content)
+
+
+def scores(count: float | None, value: float = 1.0) -> RecordDict:
+    arrays = {name: value * torch.ones(one.shape).double() for name, one in START.items()}
+    return messages.query(
+        "sensitivity", arrays=arrays, **({} if count is None else {"count": count})
+    )
+
+
+HALF = (WIDTH * (WIDTH + 1) // 2,)
+DAMAGED = messages.encode_fault("The shard is\ndamaged.")
+UNUSABLE: list[tuple[str, RecordDict, str]] = [
+    ("ranking", RecordDict(), "it has no arrays"),
+    ("ranking", DAMAGED, "The shard is damaged"),
+    (
+        "ranking",
         messages.query("ranking", arrays={"0": torch.zeros(3, dtype=torch.int32)}),
-        "not a permutation",
+        "it is not a permutation",
     ),
-    "a position too large": (
+    (
+        "ranking",
         messages.query("ranking", arrays={"0": torch.tensor([0, 1, 3], dtype=torch.int32)}),
-        "not a permutation",
+        "it is not a permutation",
     ),
-}
+    ("sensitivity", DAMAGED, "The shard is damaged"),
+    ("sensitivity", scores(None), "it has no count"),
+    ("sensitivity", scores(0), "its count is not an integer"),
+    ("sensitivity", scores(2.0), "its count is not an integer"),
+    ("sensitivity", scores(2, torch.inf), "values that are not finite"),
+    ("sensitivity", scores(2, 1e101), "values above 1e\\+100"),
+    ("statistics", DAMAGED, "The shard is damaged"),
+    ("statistics", RecordDict(), "it has no arrays"),
+    ("statistics", sums(xtx=torch.full(HALF, torch.nan, dtype=torch.float64)), "not finite"),
+    ("statistics", sums(counts=torch.tensor([3.0, 0.0]).double()), "counts are not those of 2"),
+    ("statistics", sums(counts=torch.tensor([3.0, -1.0]).double()), "counts are not those of 2"),
+    ("statistics", sums(counts=torch.tensor([0.5, 1.5]).double()), "counts are not those of 2"),
+    ("statistics", sums(class_sums=torch.ones(CLASSES, WIDTH).double()), "without examples"),
+    ("statistics", sums(xtx=-torch.ones(HALF).double()), "not those of any features"),
+    ("statistics", sums(xtx=torch.zeros(HALF).double()), "not those of any features"),
+    ("statistics", sums(xtx=torch.full(HALF, 1e9).double()), "a norm above"),
+]
 
 
-@pytest.mark.parametrize("what", INVALID)
-def test_an_invalid_ranking_is_an_error_that_names_the_client(what: str) -> None:
-    content, reason = INVALID[what]
+@pytest.mark.parametrize(("ask", "content", "reason"), UNUSABLE)
+def test_a_client_whose_answer_cannot_be_used_is_left_out(
+    ask: str, content: RecordDict, reason: str
+) -> None:
+    """Not if it is one of most: then the nodes are at fault, or the run."""
+    bad = {101}
 
     def spoil(node: int, message: Message, reply: Message) -> Message:
-        if message.content.config_records[CONFIG].get("ask") != "ranking" or node != 101:
+        if message.content.config_records[CONFIG].get("ask") != ask or node not in bad:
             return reply
         return Message(content, reply_to=_received(reply))
 
-    with pytest.raises(FedlensError, match=rf"Client 1 .*{reason}"):
-        list(remote(spoil=spoil).rankings([0, 1, 2], RANKING))
+    def answers(clients: FlowerClients) -> Any:
+        if ask == "statistics":
+            return clients.statistics(KNOWN, CLASSES).counts.tolist()
+        if ask == "sensitivity":
+            return [one.count for one in clients.sensitivities(range(len(SIZES)), 0, START)]
+        return [one.orders["weight",].tolist() for one in clients.rankings([0, 1, 2], RANKING)]
+
+    clients = remote(spoil=spoil)
+    expected = {
+        "statistics": [SIZES[0] + SIZES[2], 0],
+        "sensitivity": [SIZES[0], SIZES[2]],
+        "ranking": [ORDER.tolist(), ORDER.roll(2).tolist()],
+    }
+    assert answers(clients) == expected[ask]
+    assert clients.left_out.keys() == {1}
+    assert re.match(f"{ask}: .*{reason}", clients.left_out[1])
+    bad.add(100)
+    with pytest.raises(FedlensError, match=rf"More than half of the nodes .*{reason}") as ended:
+        answers(remote(spoil=spoil))
+    assert "\n" not in str(ended.value)
 
 
-@pytest.mark.parametrize("count", [None, 0])
-def test_scores_without_examples_are_an_error(count: int | None) -> None:
+def test_without_any_answer_there_is_no_sum() -> None:
     def spoil(node: int, message: Message, reply: Message) -> Message:
-        if message.content.config_records[CONFIG].get("ask") == "sensitivity":
-            reply.content[CONFIG] = ConfigRecord({} if count is None else {"count": count})
-        return reply
+        if message.content.config_records[CONFIG].get("ask") != "sensitivity":
+            return reply
+        return Message(DAMAGED, reply_to=_received(reply))
 
-    with pytest.raises(FedlensError, match=r"Client 0 .*number of examples"):
-        list(remote(spoil=spoil).sensitivities([0], 0, START))
-
-
-def test_statistics_that_are_not_finite_are_an_error() -> None:
-    def spoil(node: int, message: Message, reply: Message) -> Message:
-        if message.content.config_records[CONFIG].get("ask") == "statistics":
-            shapes = Statistics.sent_shapes(WIDTH, CLASSES).items()
-            values = {n: torch.full(s, torch.nan, dtype=torch.float64) for n, s in shapes}
-            reply.content[ARRAYS] = messages.encode_tensors(values)
-        return reply
-
-    with pytest.raises(FedlensError, match="Client 0 sent values that are not finite"):
-        list(remote(spoil=spoil).statistics(WIDTH, CLASSES))
+    with pytest.raises(FedlensError, match=r"None of the 1 clients .*\(client 1: The shard is"):
+        list(remote(spoil=spoil).sensitivities([1], 0, START))

@@ -140,8 +140,16 @@ def _cached(
         return None
 
     def make() -> tuple[Masks, dict[str, Any]]:
+        before = dict(clients.left_out)  # of the head
         masks, facts = calibrated(experiment, clients, settings, stop)
         provenance = {**key, "facts": facts}
+        left_out = {
+            str(client): why
+            for client, why in sorted(clients.left_out.items())
+            if before.get(client) != why
+        }
+        if left_out:  # masks for other runs are made by all clients
+            return masks, {**provenance, "left_out": left_out}
         mask_files.save(path, masks, provenance)
         return masks, provenance
 

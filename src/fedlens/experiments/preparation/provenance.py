@@ -15,6 +15,7 @@ from fedlens.config.identity import identity
 from fedlens.config.labels import labels
 from fedlens.config.schema import Config, unit
 from fedlens.errors import FedlensError
+from fedlens.params import Params
 from fedlens.registry import backbone
 from fedlens.sparse.masks import Masks
 from fedlens.store import manifest
@@ -110,4 +111,21 @@ def record_mask_digest(folder: RunFolder, masks: Masks) -> None:
         raise FedlensError(
             f"{folder.masks} holds other masks than {folder.name} began with: restore the file, or "
             "start another run under another run.name."
+        )
+
+
+def record_head_digest(folder: RunFolder, head: Params) -> None:
+    """Notes the head in the manifest, where it is kept with the run."""
+    record = folder.manifest or {}
+    if folder.head.exists() and "head" not in record:
+        folder.write("manifest", {**record, "head": params.digest(head)})
+
+
+def check_head_digest(folder: RunFolder, head: Params) -> None:
+    """Refuses another head than the run began with, where it is known."""
+    record = folder.manifest or {}
+    if "head" in record and record["head"] != params.digest(head):
+        raise FedlensError(
+            f"{folder.head} is lost, or holds another head than {folder.name} began with: restore "
+            "the file, or start another run under another run.name."
         )

@@ -1,9 +1,10 @@
 """Flower's remote clients, behind the same interfaces as clients in this process."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from flwr.app import MessageType, RecordDict
@@ -22,12 +23,19 @@ from fedlens.params import Params
 from fedlens.sparse.masks import Masks, Ranking
 from fedlens.sparse.sensitivity.fisher import Sensitivity
 
+LARGEST_FEATURES = 1000  # of what a client sums, in norms of the largest features known here
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
 
 class FlowerEngine:
     """Sends every task as a message; a client without a valid reply yields a fault.
 
-    Where nobody replies it raises `NoUpdates`; otherwise the remaining rounds would all pass
-    without an update.
+    It raises `NoUpdates` where no update came and most nodes have failed since the last one that
+    did; otherwise the remaining rounds would all pass without an update. One node alone, whichever
+    clients it hosts, ends nothing.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class FlowerEngine:
         self.extra = extra
         self.losses = losses
         self.only_sent = frozenset(only_sent)
+        self._failed: set[int | None] = set()  # nodes that did since an update came
 
     def updates(self, parameters: Params, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         shared = messages.encode_tensors(parameters)
@@ -65,11 +74,19 @@ class FlowerEngine:
                 update = messages.failed_update(task, reply.reason)
             else:
                 update = messages.decode_update(task, reply, like, losses=self.losses)
-            if not update.parameters:
+            if update.parameters:
+                self._failed.clear()
+            else:
                 faults[client] = str(update.fault).rstrip(".")
-            if len(faults) == len(tasks):
+                self._failed.add(self.roster.host.get(client))
+            if len(faults) == len(tasks) and self._most_failed():
                 raise NoUpdates(tasks, next(iter(faults.values())))
             yield update
+
+    def _most_failed(self) -> bool:
+        """Whether more than half of the connected nodes did, or none is connected."""
+        connected = set(self.roster.host.values())
+        return 2 * len(self._failed & connected) > len(connected) or not connected
 
     def close(self) -> None:
         pass
@@ -78,8 +95,9 @@ class FlowerEngine:
 class SecureEngine:
     """Sums the cohort's updates by secure aggregation; every update yielded is their mean.
 
-    If nodes break the protocol or leave it, the sum is lost: all clients of the round are rejected,
-    and the next round starts from the same parameters. A second such round raises `NoUpdates`.
+    If nodes break the protocol or leave it, or too few answer, the sum is lost: all clients of the
+    round are rejected, and the next starts from the same parameters. A second such round in a row
+    raises `NoUpdates`.
     """
 
     def __init__(
@@ -112,9 +130,9 @@ class SecureEngine:
                 "split the data over as many nodes as there are clients."
             )
         if tasks and len(present) < MIN_CLIENTS:
-            raise NoUpdates(
-                tasks, f"secure aggregation needs at least {MIN_CLIENTS} clients to answer"
-            )
+            few = f"secure aggregation needs at least {MIN_CLIENTS} clients to answer"
+            yield from self._lost(tasks, {client: fault or few for client, fault in faults.items()})
+            return
         shared = messages.encode_tensors(parameters)
         contents = {
             node: messages.encode_task(task, self.stage, shared, self.extra)
@@ -131,13 +149,13 @@ class SecureEngine:
             settings=self.settings,
         )
         missing = {present[node].client: reason for node, reason in result.missing.items()}
-        last_was_lost, self._last_was_lost = self._last_was_lost, result.lost
         if result.change is None:
-            if last_was_lost or not result.lost:
+            if not result.lost:
                 raise NoUpdates(tasks, next(iter(missing.values())))
-            for task in tasks:
-                yield messages.failed_update(task, faults[task.client] or missing[task.client])
+            reasons = {task.client: faults[task.client] or missing[task.client] for task in tasks}
+            yield from self._lost(tasks, reasons)
             return
+        self._last_was_lost = False
         mean = {
             name: (value.double() + result.change[name].to(value.device)).to(value.dtype)
             for name, value in parameters.items()
@@ -149,12 +167,24 @@ class SecureEngine:
                 tally = result.tallies[self.roster.host[task.client]]
                 yield ClientUpdate(task, mean, tally if self.losses else None, individual=False)
 
+    def _lost(
+        self, tasks: Sequence[ClientTask], reasons: Mapping[int, str]
+    ) -> Iterator[ClientUpdate]:
+        if self._last_was_lost:
+            raise NoUpdates(tasks, next(iter(reasons.values())))
+        self._last_was_lost = True
+        for task in tasks:
+            yield messages.failed_update(task, reasons[task.client])
+
     def close(self) -> None:
         pass
 
 
 class FlowerClients:
-    """`federated.tasks.Clients` over Flower; before the rounds, every client must answer."""
+    """`federated.tasks.Clients` over Flower.
+
+    Before the rounds, clients whose answers cannot be used are left out, as in a round.
+    """
 
     def __init__(
         self,
@@ -181,10 +211,19 @@ class FlowerClients:
         self._encode = encode
         self._head: nn.Linear | None = None
         self._masks: Masks | None = None
+        self._left_out: dict[int, str] = {}
 
     @property
     def sizes(self) -> Sequence[int]:
         return self._sizes
+
+    @property
+    def repeatable(self) -> bool:
+        return False
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        return self._left_out
 
     def share(self, *, head: nn.Linear | None = None, masks: Masks | None = None) -> None:
         """Adds a head or masks to the setup; nodes are sent it with their next message."""
@@ -200,17 +239,25 @@ class FlowerClients:
         only_sent = self.only_sent if stage == "rounds" else ()
         return FlowerEngine(self.roster, stage, extra, losses=self.losses, only_sent=only_sent)
 
-    def statistics(self, width: int, classes: int) -> Statistics:
+    def statistics(self, known: torch.Tensor, classes: int) -> Statistics:
         like = {
             name: torch.empty(shape, dtype=torch.float64, device="meta")
-            for name, shape in Statistics.sent_shapes(width, classes).items()
+            for name, shape in Statistics.sent_shapes(known.shape[1], classes).items()
         }
+        norms = known.double().norm(dim=1)
+        largest = LARGEST_FEATURES * (float(norms.max()) if len(known) else 1.0)
         queries = {
             client: messages.query("statistics", client=client)
             for client in range(self.roster.clients)
         }
-        replies = self._replies("statistics", queries)
-        return reduce(add, (Statistics.received(_tensors(*reply, like)) for reply in replies))
+
+        def read(client: int, reply: RecordDict) -> Statistics:
+            statistics = Statistics.received(_tensors(reply, like))
+            if fault := statistics.fault(self._sizes[client], largest):
+                raise InvalidMessage(fault)
+            return statistics
+
+        return reduce(add, self._answers("statistics", queries, read))
 
     def sensitivities(
         self, clients: Sequence[int], round_: int, parameters: Params
@@ -223,38 +270,64 @@ class FlowerClients:
         shared = messages.encode_tensors(parameters)
         for query in queries.values():
             query[ARRAYS] = shared
-        for client, reply in self._replies("sensitivity", queries):
-            yield Sensitivity(_tensors(client, reply, like), _count(client, reply))
+
+        def read(_: int, reply: RecordDict) -> Sensitivity:
+            count = messages.decode_number(reply, "count", least=1)
+            return Sensitivity(_tensors(reply, like), count)
+
+        yield from self._answers("sensitivity", queries, read)
 
     def rankings(self, clients: Sequence[int], like: Ranking) -> Iterator[Ranking]:
         queries = {client: messages.query("ranking", client=client) for client in clients}
         numbered = {str(number): order for number, order in enumerate(like.orders.values())}
-        for client, reply in self._replies("ranking", queries):
-            orders = _tensors(client, reply, numbered)
+
+        def read(_: int, reply: RecordDict) -> Ranking:
+            orders = _tensors(reply, numbered)
             if not all(_is_permutation(order) for order in orders.values()):
-                raise FedlensError(
-                    f"Client {client} sent a ranking that is not a permutation of the weights: "
-                    "check its node."
-                )
-            yield Ranking(like.shapes, dict(zip(like.orders, orders.values(), strict=True)))
+                raise InvalidMessage("it is not a permutation of the weights")
+            return Ranking(like.shapes, dict(zip(like.orders, orders.values(), strict=True)))
+
+        yield from self._answers("ranking", queries, read)
 
     def _ensure_setup(self) -> None:
         if self.roster.setup is None:
             self.share()
 
-    def _replies(
-        self, what: str, queries: Mapping[int, RecordDict]
-    ) -> Iterator[tuple[int, RecordDict]]:
-        """Raises if a client does not answer: a sum without its part would be a different sum."""
+    def _answers(
+        self, what: str, queries: Mapping[int, RecordDict], read: Callable[[int, RecordDict], T]
+    ) -> Iterator[T]:
+        """What `read` makes of the replies, without those for which it raises InvalidMessage.
+
+        Raises if no client is left, or if most nodes fail: that is not the fault of one of them.
+        """
         self._ensure_setup()
+        host, failed, used = dict(self.roster.host), set[int | None](), 0
         for client, reply in self.roster.ask(MessageType.QUERY, queries):
-            fault = _fault(reply)
-            if fault is not None or isinstance(reply, NoReply):
-                raise FedlensError(
-                    f"Client {client} did not send its {what} ({str(fault).rstrip('.')}): check "
-                    "its node, then run the same command again."
-                )
-            yield client, reply
+            try:
+                fault = _fault(reply)
+                if fault is not None or isinstance(reply, NoReply):
+                    raise InvalidMessage(fault)
+                answer = read(client, reply)
+            except InvalidMessage as error:
+                reason = str(error).rstrip(".")
+                failed.add(host.get(client))
+                if 2 * len(failed) > len({*host.values()}):
+                    raise FedlensError(
+                        f"More than half of the nodes did not send a {what} that can be used "
+                        f"(client {client}: {reason}): check the nodes, then run the same command "
+                        "again."
+                    ) from error
+                log.warning("Client %d is left out (%s: %s)", client, what, reason)
+                self._left_out[client] = f"{what}: {reason}"
+                continue
+            used += 1
+            yield answer
+        if queries and not used:
+            raise FedlensError(
+                f"None of the {len(queries)} clients that were asked sent a {what} that can be "
+                f"used (client {client}: {reason}): check the nodes, then run the same command "
+                "again."
+            )
 
 
 def _fault(reply: Reply) -> str | None:
@@ -270,33 +343,15 @@ def _raise_if_worker_died(reason: str) -> None:
         )
 
 
-def _tensors(client: int, reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:
-    try:
-        tensors = messages.decode_parameters(reply, like)
-    except InvalidMessage as fault:
-        raise FedlensError(
-            f"Client {client} sent an invalid reply ({fault}): check its node."
-        ) from fault
+def _tensors(reply: RecordDict, like: Params) -> dict[str, torch.Tensor]:
+    """The tensors of a reply, whose sums with those of others are finite."""
+    tensors = messages.decode_parameters(reply, like)
     numbers = [value for value in tensors.values() if value.is_floating_point() and value.numel()]
     if not all(value.isfinite().all() for value in numbers):
-        raise FedlensError(f"Client {client} sent values that are not finite: check its node.")
+        raise InvalidMessage("it holds values that are not finite")
     if any(value.abs().max() > messages.LARGEST_VALUE for value in numbers):
-        raise FedlensError(
-            f"Client {client} sent values above {messages.LARGEST_VALUE:g}, whose sums may not be "
-            "finite: check its node."
-        )
+        raise InvalidMessage(f"it holds values above {messages.LARGEST_VALUE:g}")
     return tensors
-
-
-def _count(client: int, reply: RecordDict) -> int:
-    """The number of examples that a client's scores are summed over."""
-    try:
-        return messages.decode_number(reply, "count", least=1)
-    except InvalidMessage as fault:
-        raise FedlensError(
-            f"Client {client} sent an invalid reply (scores without a number of examples): check "
-            "its node."
-        ) from fault
 
 
 def _is_permutation(order: torch.Tensor) -> bool:
