@@ -1,3 +1,4 @@
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from fedlens.data.examples import FeatureExamples
 from fedlens.experiments.loops.evaluation import Evaluator
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.stop import StopRequest
+from fedlens.training.evaluate import NotFinite
 from fedlens.training.precision import Precision
 
 
@@ -59,3 +61,28 @@ def test_without_computed_features_the_backbone_runs(experiment: Any) -> None:
     experiment.features.computed = False
     evaluator = Evaluator(experiment.model, experiment, batch_size=8, stop=StopRequest())
     assert evaluator.before_training() == evaluator.validation()
+
+
+def test_a_model_that_overflows_on_some_images_has_an_accuracy_if_its_logits_are_bounded(
+    experiment: Any,
+) -> None:
+    validation = experiment.validation
+
+    def evaluator(*, bounded: bool) -> Evaluator:
+        return Evaluator(
+            experiment.model, experiment, batch_size=8, stop=StopRequest(), bounded=bounded
+        )
+
+    assert evaluator(bounded=True).validation() == evaluator(bounded=False).validation()
+    spoiled = validation.features.clone()
+    spoiled[0], spoiled[1] = math.inf, math.nan
+    experiment.validation = FeatureExamples(spoiled, validation.labels)
+    with pytest.raises(NotFinite):
+        evaluator(bounded=False).validation()
+    found = evaluator(bounded=True).validation()
+    assert found is not None
+    assert math.isfinite(found.loss)
+    experiment.validation = FeatureExamples(validation.features[2:], validation.labels[2:])
+    others = evaluator(bounded=False).validation()
+    assert others is not None
+    assert 18 * others.top1 <= 20 * found.top1 <= 18 * others.top1 + 2

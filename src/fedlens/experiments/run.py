@@ -232,7 +232,13 @@ def _train(
         keep_last=config.checkpoint.keep_last,
     )
     model: Model = torch.compile(experiment.model) if config.train.compile else experiment.model
-    evaluator = Evaluator(model, experiment, batch_size=config.evaluate.batch_size, stop=stop)
+    evaluator = Evaluator(
+        model,
+        experiment,
+        batch_size=config.evaluate.batch_size,
+        stop=stop,
+        bounded=not (clients.repeatable or config.federated.fail_on_bad_update),
+    )
     with open_tracker(config.tracker.name, folder.path, project=config.tracker.project,
                       mode=config.tracker.mode, config=asdict(config)) as tracker:  # fmt: skip
         journals = Journals(folder, checkpoints)

@@ -22,15 +22,24 @@ from fedlens.training.evaluate import Evaluation, evaluate
 from fedlens.training.step import Model
 
 FEW = 32  # images that show whether a model's loss is finite
+LARGEST_LOGIT = 1e4  # in absolute value, of a model that remote clients may have spoiled
 
 Sink = Callable[[Mapping[str, float]], None]
 
 
 class Evaluator:
     def __init__(
-        self, model: Model, experiment: Experiment, *, batch_size: int, stop: StopRequest
+        self,
+        model: Model,
+        experiment: Experiment,
+        *,
+        batch_size: int,
+        stop: StopRequest,
+        bounded: bool = False,
     ) -> None:
+        """`bounded` limits logits, so that a model which overflows on some images has a loss."""
         self.model = model
+        self.bounded = bounded
         self.experiment = experiment
         self.batch_size = batch_size
         self.stop = stop
@@ -75,12 +84,22 @@ class Evaluator:
         )
 
     def _evaluate(self, title: str, examples: Examples, model: Model | None = None) -> Evaluation:
+        model = model or self.model
         with progress_bar(title, self.stop) as progress:
             return evaluate(
-                model or self.model,
+                _bounded(model) if self.bounded else model,
                 examples,
                 classes=self.experiment.classes,
                 batch_size=self.batch_size,
                 precision=self.experiment.precision,
                 progress=progress,
             )
+
+
+def _bounded(model: Model) -> Model:
+    """The model with logits of at most LARGEST_LOGIT, and 0 where they are not numbers."""
+
+    def logits(inputs: torch.Tensor) -> torch.Tensor:
+        return model(inputs).float().nan_to_num(0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+
+    return logits
