@@ -1,7 +1,8 @@
 """A suite's records as Markdown: test accuracy of its cells, and answers to its contrasts.
 
-Test top-1 in %, mean ± 95 % t-interval over seeds; the number of seeds is in brackets. p-values are
-corrected over all contrasts that the suite states, also those whose runs are missing.
+Test top-1 in %, mean ± 95 % t-interval over seeds; the number of seeds is in brackets. The effect
+size is a difference in standard deviations between seeds. p-values are corrected over all contrasts
+that the suite states, also those whose runs are missing.
 
     python results/suite_table.py SUITE RECORDS
 """
@@ -49,13 +50,20 @@ def answers(suite: str, records: Path) -> list[Answer]:
 
 
 def answer_table(answered: Sequence[Answer]) -> Iterator[str]:
-    yield _line(["question", "difference", "seeds", "p"])
-    yield _line(["---"] * 4)
+    yield _line(["question", "difference", "effect size", "seeds", "p"])
+    yield _line(["---"] * 5)
     for one in answered:
         assert one.mean is not None
         half = "" if one.half is None else f" ± {one.half:.2f}"
-        p = "" if one.corrected is None else f"{one.corrected:.2g}"
-        yield _line([one.question, f"{one.mean:+.2f}{half}".replace("-", "−"), str(one.count), p])
+        effect = "" if one.effect is None else f"{one.effect:+.1f}".replace("-", "−")
+        difference = f"{one.mean:+.2f}{half}".replace("-", "−")
+        yield _line([one.question, difference, effect, str(one.count), _p_value(one.corrected)])
+
+
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _number(values: Sequence[float]) -> str:

@@ -28,6 +28,11 @@ FINDINGS = README.partition("<!-- findings -->")[2].partition("<!-- /findings --
 PAGE = (ROOT / "docs" / "study.md").read_text()
 ANSWERS = PAGE.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
 CHAIN = PAGE.partition("<!-- chain -->")[2].partition("<!-- /chain -->")[0]
+SEEDS = PAGE.partition("<!-- seeds -->")[2].partition("<!-- /seeds -->")[0]
+AT_112_PX = README.partition("<!-- 112 px -->")[2].partition("<!-- /112 px -->")[0]
+
+NUMBER = r"\b\d+\.\d\d\b"
+INTERVAL = rf"({NUMBER}) ± ({NUMBER})"
 
 Method = tuple[Any, ...]
 
@@ -154,6 +159,46 @@ def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials() -
         assert cell.config.federated.refit_head == 10
         assert min(tried) < lr < max(tried)
         assert lr == max(tried, key=lambda one: tried[one])
+
+
+@pytest.fixture(scope="module")
+def second() -> tuple[str, str]:
+    """The tables of the second study as far as it has run: accuracies, and answers."""
+    tables, records = script("suite_table"), SECOND / "runs.tar.xz"
+    accuracies = tables.table(tables.accuracies("cifar100", records))
+    return "\n".join(accuracies), "\n".join(
+        tables.answer_table(tables.answers("cifar100", records))
+    )
+
+
+@pytest.mark.slow
+def test_the_tables_of_the_second_study_are_what_the_records_say(second: tuple[str, str]) -> None:
+    assert all(table in SEEDS for table in second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [SEEDS, AT_112_PX], ids=["study", "README"])
+def test_every_number_of_the_second_study_is_in_its_tables(
+    second: tuple[str, str], words: str
+) -> None:
+    known = {tuple(one) for one in re.findall(INTERVAL, "".join(second))}
+    said = {tuple(one) for one in re.findall(INTERVAL, words)}
+    assert said
+    assert said <= known
+    sentences = re.sub(r"(?m)^\|.*$", "", words)
+    assert not re.findall(NUMBER, re.sub(INTERVAL, "", sentences))
+    stated = re.findall(rf"{INTERVAL}[^.±]*\(\d seeds,\s+p (?:= )?(< 0\.001|0\.\d{{3}})", sentences)
+    assert len(stated) == len(re.findall(r"\bp [=<]", sentences)) > 0
+    for mean, half, p in stated:
+        assert re.search(rf"(?m){mean} ± {half} .*\| {re.escape(p)} \|$", second[1])
+
+
+@pytest.mark.slow
+def test_the_second_study_s_runs_are_of_its_suite_and_did_not_choose_its_settings() -> None:
+    names = {folder_of(cell.config).name for cell in find("cifar100").cells()}
+    found = runs(SECOND / "runs.tar.xz")
+    assert {run.name for run in found} <= names
+    assert all(run.read_config()["seed"] > 0 for run in found)
 
 
 @pytest.mark.slow
