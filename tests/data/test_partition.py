@@ -233,7 +233,7 @@ def test_ten_thousand_clients(name: str) -> None:
     counts=counts_of_classes,
     clients=st.integers(1, 9),
     least=st.integers(1, 4),
-    alpha=st.one_of(st.floats(1e-3, 1e3), st.sampled_from([5e-324, 1e-300, 1e-9, 1e300])),
+    alpha=st.one_of(st.floats(1e-3, 1e3), st.sampled_from([5e-324, 1e-300, 1e-9, 1e38])),
     seed=seeds,
 )
 @modest
@@ -273,7 +273,7 @@ def test_a_larger_alpha_is_closer_to_iid() -> None:
     counts=counts_of_classes,
     clients=st.integers(1, 9),
     least=st.integers(1, 4),
-    sigma=st.one_of(st.floats(0, 5), st.just(1e300)),
+    sigma=st.one_of(st.floats(0, 5), st.just(1e38)),
     seed=seeds,
 )
 @modest
