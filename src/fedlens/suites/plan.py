@@ -22,8 +22,8 @@ from fedlens.suites.estimates.cost import (
     count_shared_once,
     relative_cost,
     speed_key,
-    tested,
     units,
+    work_at_the_end,
     work_of,
 )
 from fedlens.suites.estimates.machines import Machine, ThisMachine, Wanted
@@ -189,7 +189,8 @@ def _parts(
         }
 
     own, shared = work
-    last = {task: min(own.get(task, 0), images) for task, images in tested(config).items()}
+    ends = work_at_the_end(config)
+    last = {task: min(own.get(task, 0), images) for task, images in ends.items()}
     during = {task: images - last.get(task, 0) for task, images in own.items()}
     # While a run does shared work, others wait for it, so it is faster than the same in turns.
     return Parts(costs(during), costs(shared, shared=True), costs(last))

@@ -12,6 +12,7 @@ from fedlens.suites.estimates.cost import (
     count_shared_once,
     speed_key,
     total_cost,
+    work_at_the_end,
     work_of,
 )
 from fedlens.suites.plan import PlannedRun, estimates
@@ -100,6 +101,9 @@ def test_heads_that_are_solved_again_see_a_part_of_the_images_in_between() -> No
     def evaluated(*more: str) -> int:
         return work_of(compose("sparse_fedavg", [*words, *more])).images["evaluate"] - 5_000
 
+    def last(*more: str) -> int:
+        return work_at_the_end(compose("sparse_fedavg", [*words, *more]))["evaluate"]
+
     assert evaluated() == 0
     assert evaluated("head.train_layers=0") == 50_000
     assert evaluated("federated.refit_head=10") == 3 * 50_000
@@ -108,6 +112,10 @@ def test_heads_that_are_solved_again_see_a_part_of_the_images_in_between() -> No
     assert evaluated(*part, "head.train_layers=0") == 3 * 15_000 + 50_000
     part[0] = "federated.refit_head=16"
     assert evaluated(*part) == 15_000 + 50_000
+    assert last() == 0
+    assert last("federated.refit_head=10") == 0
+    assert last("federated.refit_head=16") == 50_000
+    assert last("head.train_layers=0", "evaluate.test=true") == 50_000 + 10_000
 
 
 def test_every_client_that_answers_is_a_visit() -> None:

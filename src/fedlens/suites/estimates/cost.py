@@ -93,7 +93,7 @@ def work_of(config: Config) -> Work:
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
         evaluated += evaluations * sizes.test
-    evaluated += _images_of_heads(config, sizes, total)
+    evaluated += sum(_images_of_heads(config, sizes, total))
     frozen = on_features(config)
     images = {"head": trained + evaluated} if frozen else {"train": trained, "evaluate": evaluated}
     if config.federated.clients and not frozen:
@@ -103,11 +103,13 @@ def work_of(config: Config) -> Work:
     return Work(images, tuple(_shared(config, sizes, frozen)))
 
 
-def tested(config: Config) -> dict[str, int]:
-    """Task → images of the final test, after all epochs or rounds; none where there are none."""
-    if not units(config):
+def work_at_the_end(config: Config) -> dict[str, int]:
+    """Task → images of the last head and the final test, after all epochs or rounds, if any."""
+    total, sizes = units(config), Sizes.of(config)
+    if not total:
         return {}
-    return {"head" if on_features(config) else "evaluate": Sizes.of(config).test}
+    _, last_head = _images_of_heads(config, sizes, total)
+    return {"head" if on_features(config) else "evaluate": last_head + sizes.test}
 
 
 def analysis_work(command: str, config: Config) -> Mapping[str, int]:
@@ -287,17 +289,17 @@ def is_fitted(config: Config) -> bool:
     return bool(head[config.head.name].traits.get("fitted", True))
 
 
-def _images_of_heads(config: Config, sizes: Sizes, total: int) -> int:
-    """Of all heads that are solved again: in between from a part of the images, at the end all."""
+def _images_of_heads(config: Config, sizes: Sizes, total: int) -> tuple[int, int]:
+    """Of all heads that are solved again in between, from a part of the images, and of the last."""
     federated = config.federated
     if not federated.clients or not head_changes(config) or not total:
-        return 0
+        return 0, 0
     every = federated.refit_head or total + 1
     last = config.head.train_layers is not None or total % every == 0
     between = (total - last) // every
     shard = sizes.train // federated.clients
     part = federated.clients * min(federated.refit_examples or shard, shard)
-    return between * (part + sizes.validation) + last * (sizes.train + sizes.validation)
+    return between * (part + sizes.validation), last * (sizes.train + sizes.validation)
 
 
 def _epoch_images(config: Config, sizes: Sizes) -> int:
