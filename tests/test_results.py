@@ -208,8 +208,9 @@ def test_the_study_s_runs_are_those_of_its_suite() -> None:
 
 
 @pytest.mark.slow
-def test_the_audit_of_the_study_holds() -> None:
-    report = assemble.content(study_runs.read([STUDY / "runs.tar.xz"]), About())
+@pytest.mark.parametrize("study", [STUDY, SECOND], ids=lambda study: study.name)
+def test_the_audit_of_the_study_holds(study: Path) -> None:
+    report = assemble.content(study_runs.read([study / "runs.tar.xz"]), About())
     assert report.audit
     assert all(check.passed for check in report.audit)
 
