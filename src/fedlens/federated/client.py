@@ -24,6 +24,7 @@ from fedlens.federated.tasks import ClientTask, ClientUpdate
 from fedlens.models import classifier
 from fedlens.models.architectures import batch_norm, class_token
 from fedlens.models.architectures.batch_norm import Mode
+from fedlens.models.architectures.pool_order import pool_first
 from fedlens.params import Params
 from fedlens.rng import Stream
 from fedlens.sparse.packing import Packing
@@ -120,12 +121,14 @@ class Trainer:
 
         `statistic` is computed after every client's training, and sent with its update.
         `shortcuts` are faster ways to the same step, equal up to rounding, where they apply: the
-        last block for the class token alone (it changes `model`), and the optimizer's fused kernel.
+        last block for the class token alone, pooling before ReLU (both change `model`), and the
+        optimizer's fused kernel.
         """
         self.model = in_training_layout(model)
         self.shortcuts = shortcuts
         # A statistic reads the inputs of layers, which the shorter block does not call.
-        self.shortened = shortcuts and statistic is None and class_token.specialise(self.model)
+        shorter = shortcuts and statistic is None and class_token.specialise(self.model)
+        self.shortened = (shortcuts and pool_first(self.model)) or shorter
         self.examples = examples
         self.shard = shard
         self.training = training
