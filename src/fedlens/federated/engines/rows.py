@@ -5,6 +5,7 @@ differ: `serial` gives a client all threads, `parallel` one. Neither takes short
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,7 @@ from fedlens.training.optimizers import Sgd
 MIN_SPEEDUP = 1.05  # workers must be so much faster to be chosen over one process
 MIN_SHORTCUT = 1.02  # and a step with shortcuts over the plain one
 PROBE_S, PROBES = 5.0, 12  # a probe is repeated for so long, or so often
+CHEAP_S = 1.0  # a probe that warms up in less is of twice as many clients and steps
 
 log = logging.getLogger(__name__)
 
@@ -205,23 +207,30 @@ def _faster(engines: dict[Choice, Serial | Parallel], clients: int, min_speedup:
     (first, plain), (second, other) = engines.items()
     trainer = plain.trainer
     workers = max(len(one.workers) if isinstance(one, Parallel) else 1 for one in engines.values())
-    tasks = [
-        ClientTask(0, client, steps=2, lr=0.0, examples=len(trainer.shard(client)))
-        for client in range(min(clients, 2 * workers))
-    ]
     start = params.copy(trainer.received())
-    seconds: dict[Choice, list[float]] = {first: [], second: []}
+
+    def seconds(engine_: Serial | Parallel, size: int) -> float:
+        """Of `size` clients a worker and as many steps of each."""
+        began = time.monotonic()
+        tasks = [
+            ClientTask(0, client, steps=size, lr=0.0, examples=len(trainer.shard(client)))
+            for client in range(min(clients, size * workers))
+        ]
+        for _ in engine_.updates(start, tasks):
+            pass
+        return time.monotonic() - began
+
     began = time.monotonic()
-    for repeat in range(1 + PROBES):  # the first one warms up
+    warm_up = sum(seconds(engine_, 2) for engine_ in engines.values())
+    size = 4 if warm_up < CHEAP_S else 2
+    best = dict.fromkeys(engines, math.inf)
+    for _ in range(PROBES):
         for choice, engine_ in engines.items():
-            left = time.monotonic()
-            for _ in engine_.updates(start, tasks):
-                pass
-            seconds[choice].append(time.monotonic() - left)
-        if repeat and time.monotonic() - began > PROBE_S:
+            best[choice] = min(best[choice], seconds(engine_, size))
+        if time.monotonic() - began > PROBE_S:
             break
     trainer.load(start)
-    ratio = min(seconds[first][1:]) / min(seconds[second][1:])
+    ratio = best[first] / best[second]
     chosen = second if ratio > min_speedup else first
     log.info(
         "engine=auto: %s are %.2f times as fast as %s: %s",
