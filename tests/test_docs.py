@@ -25,6 +25,7 @@ import yaml
 from mkdocs.exceptions import PluginError
 
 import fedlens as fl
+from fedlens import plugins
 from fedlens import registry as registry_module
 from fedlens.cli import app
 from fedlens.config.compose import compose
@@ -410,6 +411,7 @@ def rows_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     exec("\n".join(blocks), mine.__dict__)
     monkeypatch.setitem(sys.modules, "mine", mine)
     monkeypatch.setattr(registry_module, "load_plugin", lambda path: None)
+    monkeypatch.setattr(plugins, "_imported", dict(plugins._imported))  # what names rows of `mine`
     yield
     for kind, registry in REGISTRIES.items():
         registry.added = before[kind]
