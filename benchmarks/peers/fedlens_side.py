@@ -17,6 +17,7 @@ from federation import experiment, federation, rounds
 from fedlens.data.examples import TensorExamples
 from fedlens.data.partitions.partition import Partition
 from fedlens.federated.engines.parallel import Parallel
+from fedlens.models.architectures import onednn
 from fedlens.models.classifier import Classifier
 from fedlens.runtime.allocator import keep_large_blocks
 
@@ -37,6 +38,8 @@ def main() -> None:
     options = arguments().parse_args()
     work = Workload(options.folder)
     model, head = split(work.model())
+    if onednn.is_faster():  # as every run decides
+        onednn.use_onednn(model.backbone)
     clients = work.plan["clients"]
     shards = Partition(clients.flatten(), torch.arange(len(clients) + 1) * clients.shape[1])
     train = TensorExamples(work.train["inputs"], work.train["labels"])

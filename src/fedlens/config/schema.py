@@ -182,6 +182,8 @@ class Config:
     device: str = "auto"
     threads: Annotated[int, Range("[1, 1024]")] | None = None  # CPU threads; null: torch's own
     # choice, then kept by the run
+    onednn: bool | None = None  # linear layers by oneDNN instead of MKL, equal up to rounding;
+    # null: if it is faster on this CPU, then kept by the run
     data: Any = "cifar100"
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     backbone: Any = "dino_vits16"
@@ -218,7 +220,7 @@ ROW_KEYS = {
 
 # Keys that say where and how to run, not what to learn: they do not make it another run.
 RUNTIME_KEYS = (
-    "device", "threads", "engine", "tracker", "run", "data.root", "checkpoint",
+    "device", "threads", "onednn", "engine", "tracker", "run", "data.root", "checkpoint",
     "train.prefix_cache_gb",
 )  # fmt: skip
 

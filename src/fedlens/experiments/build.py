@@ -28,6 +28,7 @@ from fedlens.models import heads
 from fedlens.models.architectures import backbones, weights
 from fedlens.models.architectures import batch_norm as batch_norms
 from fedlens.models.architectures.blocks import freeze_blocks
+from fedlens.models.architectures.onednn import use_onednn
 from fedlens.models.classifier import Classifier
 from fedlens.models.deep_features import Reading, deepen
 from fedlens.models.trained_parts import lora
@@ -165,7 +166,7 @@ def build(
         plain,
         precision,
         device,
-        {"data": data.digest, "weights": weights_hash, **_plugin(config)},
+        {"data": data.digest, "weights": weights_hash, **_plugin(config), **products(config)},
         stop,
     )
     frozen_features = FrozenFeatures(
@@ -297,6 +298,8 @@ def _backbone(
         path = weights_file(settings, stop)
         digest = weights.load(backbone, row, path, expected_sha256=settings.sha256).sha256
     prepare(config, backbone)
+    if config.onednn:
+        multiply_by_onednn(config, backbone)
     backbone.to(device).eval()  # BatchNorm's statistics are updated in training steps only
     return backbone, digest
 
@@ -313,10 +316,22 @@ def prepare(config: Config, backbone: nn.Module) -> None:
     deepen(backbone, reading(config), resolution=resolution)
 
 
+def multiply_by_onednn(config: Config, backbone: nn.Module) -> None:
+    """Unless training needs torch's own layers: it compiles or linearises them."""
+    linearised = row_of(config, "train.trainable").traits.get("linearised", False)
+    if not (config.train.compile or linearised):
+        use_onednn(backbone)
+
+
 def reading(config: Config) -> Reading:
     """What of the backbone the head reads."""
     head = config.head
     return Reading(head.layers, head.tokens, head.random_features, seed=config.seed)
+
+
+def products(config: Config) -> dict[str, str]:
+    """For the keys of what is cached: another library's products have other last bits."""
+    return {"products": "oneDNN"} if config.onednn else {}
 
 
 def _plugin(config: Config) -> dict[str, str]:

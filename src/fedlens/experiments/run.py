@@ -42,6 +42,7 @@ from fedlens.experiments.preparation.provenance import (
 )
 from fedlens.federated.tasks import Clients
 from fedlens.files import clear_partials, replacing
+from fedlens.models.architectures import onednn
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.logs import LogFile, logging_to
@@ -85,14 +86,19 @@ def resume(folder: RunFolder, overrides: list[str] | None = None) -> RunFolder:
 
 
 def _with_stored_threads(config: Config, stored: Config) -> Config:
-    """Threads and shortcuts decide the last bits: keep the stored ones unless others are set."""
+    """Threads, oneDNN and shortcuts decide the last bits: keep the stored ones unless set."""
     engine = stored.engine if config.engine.name == "auto" else config.engine
     kept = {
         "threads_per_client": config.engine.threads_per_client or stored.engine.threads_per_client
     }
     if "shortcuts" in engine and engine.shortcuts is None:
         kept["shortcuts"] = stored.engine.get("shortcuts")
-    return replace(config, threads=config.threads or stored.threads, engine=engine.but(**kept))
+    return replace(
+        config,
+        threads=config.threads or stored.threads,
+        onednn=stored.onednn if config.onednn is None else config.onednn,
+        engine=engine.but(**kept),
+    )
 
 
 def _without_weights(config: Config) -> Config:
@@ -193,7 +199,11 @@ def _work(
     keep_large_blocks()
     if config.threads:
         torch.set_num_threads(config.threads)
-    config = replace(config, threads=torch.get_num_threads())
+    asked = config.onednn
+    if folder.config.exists():  # a run that began without this choice goes on without
+        asked = bool(asked)
+    by_onednn = onednn.chosen(asked, device)
+    config = replace(config, threads=torch.get_num_threads(), onednn=by_onednn)
     _keep_plugins(config, folder)
     _write_config(config, folder)
     log.info("run %s", folder.name)

@@ -20,7 +20,7 @@ from fedlens.config.schema import (
     unit,
     visits,
 )
-from fedlens.experiments.build import Experiment
+from fedlens.experiments.build import Experiment, products
 from fedlens.experiments.loops.central_loop import CentralSettings
 from fedlens.experiments.loops.federated_loop import FederatedSettings
 from fedlens.experiments.loops.loop import LoopSettings
@@ -198,6 +198,7 @@ def masks(config: Config, experiment: Experiment) -> MaskSettings | None:
             "partition": _partition(config, experiment) if by_clients else None,
             "of_clients": config.federated.clients if by_clients else None,
             "threads": _threads_of_scores(config, by_clients=by_clients),
+            **products(config),
         },
     )
 

@@ -12,6 +12,7 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
+from fedlens.models.architectures.onednn import OneDnnLinear
 from fedlens.models.classifier import Classifier
 
 
@@ -62,7 +63,7 @@ def applies(backbone: nn.Module) -> bool:
         vit.global_pool == "token"
         and vit.attn_pool is None
         and vit.num_prefix_tokens > 0
-        and type(attention.qkv) is nn.Linear
+        and type(attention.qkv) in (nn.Linear, OneDnnLinear)
         and attention.gate is None
         and all(type(module) is nn.Identity for module in plain)
         and not attention.attn_drop.p

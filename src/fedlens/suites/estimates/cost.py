@@ -203,7 +203,7 @@ def speed_key(config: Config, task: str) -> str:
         "whole_weights", True
     )
     key = [task, _architecture(config), train.trainable if added else None, train.precision,
-           config.device, batch_of(config, task)]  # fmt: skip
+           config.device, config.onednn, batch_of(config, task)]  # fmt: skip
     if task == "train":
         key += [config.backbone.freeze_blocks, config.head.freeze, train.batch_size,
                 train.optimizer.name, sparse.density is not None,

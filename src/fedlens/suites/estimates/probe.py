@@ -20,9 +20,9 @@ from fedlens.data.examples import ImageExamples
 from fedlens.data.images import Images
 from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments import settings
-from fedlens.experiments.build import prepare
+from fedlens.experiments.build import multiply_by_onednn, prepare
 from fedlens.models import heads
-from fedlens.models.architectures import backbones
+from fedlens.models.architectures import backbones, onednn
 from fedlens.models.classifier import Classifier
 from fedlens.rng import Stream
 from fedlens.runtime.device import choose_device
@@ -118,6 +118,8 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
     examples = ImageExamples(images, None, plain)
     augmented_examples = ImageExamples(images, None, augmented)
     model = _model(config, row, resolution, classes).to(device)
+    if onednn.chosen(config.onednn, device):
+        multiply_by_onednn(config, model.backbone)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     masks = _masks(config, trained)
     stream, step = Stream(0, ("probe",)), settings.step(config, precision)
