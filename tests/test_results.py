@@ -28,6 +28,7 @@ FINDINGS = README.partition("<!-- findings -->")[2].partition("<!-- /findings --
 PAGE = (ROOT / "docs" / "study.md").read_text()
 ANSWERS = PAGE.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
 CHAIN = PAGE.partition("<!-- chain -->")[2].partition("<!-- /chain -->")[0]
+RATES = PAGE.partition("<!-- rates -->")[2].partition("<!-- /rates -->")[0]
 SEEDS = PAGE.partition("<!-- seeds -->")[2].partition("<!-- /seeds -->")[0]
 AT_112_PX = README.partition("<!-- 112 px -->")[2].partition("<!-- /112 px -->")[0]
 
@@ -111,7 +112,7 @@ def chain_trials() -> dict[Chain, float]:
     """Validation accuracy in % at the end of each trial of a chain."""
     found = {}
     for config, result in trials_at_112_px():
-        if config["algorithm"]["sampling"]["name"] == "chain":
+        if config["algorithm"]["sampling"]["name"] == "chain" and not config["sparse"]["density"]:
             federated = config["federated"]
             setting = federated["local_steps"], federated["refit_head"], config["partition"]["name"]
             found[*setting, config["train"]["lr"]] = round(100 * result["validation"]["top1"], 2)
@@ -159,6 +160,47 @@ def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials() -
         assert cell.config.federated.refit_head == 10
         assert min(tried) < lr < max(tried)
         assert lr == max(tried, key=lambda one: tried[one])
+
+
+Rate = tuple[float, str, float]  # momentum, column of the study, learning rate
+
+
+def fedavg_trials() -> dict[Rate, float]:
+    """Validation accuracy in % at the end of each trial of FedAvg."""
+    found = {}
+    for config, result in trials_at_112_px():
+        if config["algorithm"]["sampling"]["name"] == "uniform":
+            partition, train = config["partition"], config["train"]
+            nc = partition.get("classes_per_client")
+            column = f"Nc={nc}" if nc else "IID"
+            setting = train["optimizer"]["momentum"], column, train["lr"]
+            found[setting] = round(100 * result["validation"]["top1"], 2)
+    return found
+
+
+def test_the_table_of_fedavg_s_learning_rates_is_what_the_records_say() -> None:
+    said = {}
+    for line in RATES.split("\n"):
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if match := re.fullmatch(r"(with|without) momentum, (0\.\d+)", label):
+            momentum = 0.9 if match[1] == "with" else 0.0
+            columns = zip(("IID", "Nc=5", "Nc=1"), cells, strict=True)
+            said |= {(momentum, name, float(match[2])): cell for name, cell in columns if cell}
+    assert said == {key: f"{value:.2f}" for key, value in fedavg_trials().items()}
+
+
+@pytest.mark.parametrize("column", ["IID", "Nc=5", "Nc=1"])
+def test_fedavg_s_learning_rates_are_the_best_on_validation_of_its_trials(column: str) -> None:
+    trials = fedavg_trials()
+    (cell,) = only(find("cifar100").cells(seeds=1), [f"FedAvg / J=4 / {column}"])
+    train = cell.config.train
+    momentum = train.optimizer["momentum"]
+    tried = {
+        lr: trials[key, name, lr] for key, name, lr in trials if (key, name) == (momentum, column)
+    }
+    assert min(tried) < train.lr < max(tried)
+    assert train.lr == max(tried, key=lambda one: tried[one])
+    assert tried[train.lr] == max(value for key, value in trials.items() if key[1] == column)
 
 
 @pytest.fixture(scope="module")
