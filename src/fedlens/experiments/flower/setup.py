@@ -29,8 +29,8 @@ HEAD, MASK = "head/", "mask/"
 
 # The client part of a config, and of its engine.
 CLIENT_KEYS = (
-    "experiment", "seed", "data", "augment", "backbone", "head", "train", "sparse", "federated",
-    "partition", "algorithm", "privacy", "evaluate",
+    "experiment", "seed", "onednn", "data", "augment", "backbone", "head", "train", "sparse",
+    "federated", "partition", "algorithm", "privacy", "evaluate",
 )  # fmt: skip
 VECTORISE = "vectorise"
 OWN_KEYS = {"backbone": ("weights",)}  # parameters of these rows that are the node's own

@@ -16,14 +16,16 @@ import torch
 from fedlens import params
 from fedlens.data.examples import FeatureExamples
 from fedlens.federated.client import Trainer
+from fedlens.federated.diagnostics import Delta
 from fedlens.federated.engines import remembered
 from fedlens.federated.engines.parallel import Parallel
 from fedlens.federated.engines.remembered import Choice
 from fedlens.federated.engines.serial import Serial
 from fedlens.federated.engines.vectorised import Vectorised
+from fedlens.federated.server.aggregation import RunningSum
 from fedlens.federated.tasks import ClientTask, Engine
 from fedlens.registry import Range, RowSettings, engine
-from fedlens.runtime.threads import available
+from fedlens.runtime.threads import available, limited_threads
 from fedlens.training.optimizers import Sgd
 
 MIN_SPEEDUP = 1.05  # workers must be so much faster to be chosen over one process
@@ -208,16 +210,22 @@ def _faster(engines: dict[Choice, Serial | Parallel], clients: int, min_speedup:
     trainer = plain.trainer
     workers = max(len(one.workers) if isinstance(one, Parallel) else 1 for one in engines.values())
     start = params.copy(trainer.received())
+    delta, running = Delta(trainer.packed()), RunningSum(trainer.packed())
 
     def seconds(engine_: Serial | Parallel, size: int) -> float:
-        """Of `size` clients a worker and as many steps of each."""
+        """Of `size` clients a worker and as many steps of each, measured and added as by a server.
+
+        Meanwhile worker processes train on, and one process does not.
+        """
         began = time.monotonic()
         tasks = [
             ClientTask(0, client, steps=size, lr=0.0, examples=len(trainer.shard(client)))
             for client in range(min(clients, size * workers))
         ]
-        for _ in engine_.updates(start, tasks):
-            pass
+        for update in engine_.updates(start, tasks):
+            with limited_threads(1):
+                delta.measure(update.parameters)
+                running.add(update.parameters, 1.0)
         return time.monotonic() - began
 
     began = time.monotonic()
