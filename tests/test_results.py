@@ -229,7 +229,9 @@ def test_every_number_of_the_second_study_is_in_its_tables(
     assert said <= known
     sentences = re.sub(r"(?m)^\|.*$", "", words)
     assert not re.findall(NUMBER, re.sub(INTERVAL, "", sentences))
-    stated = re.findall(rf"{INTERVAL}[^.±]*\(\d seeds,\s+p (?:= )?(< 0\.001|[01]\.\d{{3}})", sentences)
+    stated = re.findall(
+        rf"{INTERVAL}[^.±]*\(\d seeds,\s+p (?:= )?(< 0\.001|[01]\.\d{{3}})", sentences
+    )
     assert len(stated) == len(re.findall(r"\bp [=<]", sentences)) > 0
     for mean, half, p in stated:
         assert re.search(rf"(?m){mean} ± {half} .*\| {re.escape(p)} \|$", second[1])
