@@ -210,7 +210,7 @@ def _faster(engines: dict[Choice, Serial | Parallel], clients: int, min_speedup:
     trainer = plain.trainer
     workers = max(len(one.workers) if isinstance(one, Parallel) else 1 for one in engines.values())
     start = params.copy(trainer.received())
-    delta, running = Delta(trainer.packed()), RunningSum(trainer.packed())
+    servers: dict[Serial | Parallel, tuple[Delta, RunningSum]] = {}
 
     def seconds(engine_: Serial | Parallel, size: int) -> float:
         """Of `size` clients a worker and as many steps of each, measured and added as by a server.
@@ -224,8 +224,13 @@ def _faster(engines: dict[Choice, Serial | Parallel], clients: int, min_speedup:
         ]
         for update in engine_.updates(start, tasks):
             with limited_threads(1):
-                delta.measure(update.parameters)
-                running.add(update.parameters, 1.0)
+                received = params.with_float64(update.parameters)
+                if engine_ not in servers:
+                    at = params.copy(received)  # on the device where this engine leaves updates
+                    servers[engine_] = Delta(at), RunningSum(at)
+                delta, running = servers[engine_]
+                delta.measure(received)
+                running.add(received, 1.0)
         return time.monotonic() - began
 
     began = time.monotonic()
