@@ -126,9 +126,10 @@ def test_it_is_faster_only_by_a_clear_margin(
     assert onednn.is_faster.__wrapped__() is faster
 
 
-def test_the_machine_is_measured_once() -> None:
-    threads = torch.get_num_threads()
+def test_the_machine_is_measured_once_and_nothing_is_drawn() -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
     onednn.is_faster.cache_clear()
     assert onednn.is_faster() is onednn.is_faster()
     assert onednn.is_faster.cache_info().misses == 1
     assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
