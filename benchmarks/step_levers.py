@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from arithmetic import Clock, best_seconds, flop_of_step, gemm_rate
 from fedlens.federated.client import in_training_layout
 from fedlens.models.architectures import class_token
-from fedlens.models.architectures.onednn import product, use_onednn
+from fedlens.models.architectures.onednn import is_faster, product, use_onednn
 from fedlens.models.architectures.pool_order import pool_first
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.training.optimizers import fuse
@@ -42,7 +42,7 @@ KEPT = {
     "vit": ("fused optimizer", "class token alone"),
 }
 MAX_REPEATS = 9
-BY_MACHINE = "oneDNN for linear maps"  # kept where it is faster by itself
+BY_MACHINE = "oneDNN for linear maps"  # kept where a run would choose it
 MIN_RATIO = 1.02  # of the kept levers together
 SHAPES = {"qkv": (192, 576), "projection": (192, 192), "mlp in": (192, 768), "mlp out": (768, 192)}
 ROWS = 32 * 17  # tokens of a batch
@@ -298,8 +298,7 @@ def main() -> None:
         levers = [lever for lever in LEVERS[name] if not (reason and lever == "bfloat16 autocast")]
         for lever in [*levers, "all that is kept"]:
             if lever in options.levers:
-                pays = figures.get(f"{name}, {BY_MACHINE}", 0.0) >= MIN_RATIO
-                kept = (*KEPT[name], BY_MACHINE) if pays else KEPT[name]
+                kept = (*KEPT[name], *([BY_MACHINE] if is_faster() else []))
                 parts = kept if lever == "all that is kept" else (lever,)
                 figures[f"{name}, {lever}"], row = measured(name, lever, parts)
                 rows.append(row)
