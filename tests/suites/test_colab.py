@@ -25,6 +25,8 @@ SECONDS = {  # an image takes; masks are computed in float32
     "calibrate": 6 * FORWARD_FLOP / (KNOWN["t4"].single * KNOWN["t4"].utilisation),
     "visit": 2 * 5 * 4 * 21.7e6 / KNOWN["t4"].bandwidth,  # twice a step's passes over the weights
     "head": 0.0,
+    "sums": 0.0,  # of 384 features: seconds for all images
+    "solve": 0.0,
 }
 START_S = 5.0  # of a run
 DAY_S = 4 * 3600.0

@@ -17,6 +17,7 @@ from fedlens.registry import backbone
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.budget import RunCost
 from fedlens.suites.estimates.cost import (
+    CLOSED_FORM,
     OVERHEAD_S,
     analysis_work,
     count_shared_once,
@@ -24,6 +25,7 @@ from fedlens.suites.estimates.cost import (
     speed_key,
     units,
     work_at_the_end,
+    work_at_the_start,
     work_of,
 )
 from fedlens.suites.estimates.machines import Machine, ThisMachine, Wanted
@@ -177,7 +179,8 @@ def eta_of(
 def _parts(
     config: Config, work: tuple[Mapping[str, int], Mapping[str, int]], machine: Machine | None
 ) -> Parts:
-    """Costs by kind of step: of the run's own work, and of what it does first for others too."""
+    """Costs by kind of step: of the run's own work, of what comes before it, partly for others too,
+    and of what comes after it."""
 
     def costs(images: Mapping[str, int], *, shared: bool = False) -> dict[Any, float]:
         tasks = [task for task, count in images.items() if count]
@@ -189,16 +192,19 @@ def _parts(
         }
 
     own, shared = work
-    ends = work_at_the_end(config)
-    last = {task: min(own.get(task, 0), images) for task, images in ends.items()}
-    during = {task: images - last.get(task, 0) for task, images in own.items()}
+    begins, ends = work_at_the_start(config), work_at_the_end(config)
+    first = {task: min(own.get(task, 0), images) for task, images in begins.items()}
+    rest = {task: images - first.get(task, 0) for task, images in own.items()}
+    last = {task: min(rest.get(task, 0), images) for task, images in ends.items()}
+    during = {task: images - last.get(task, 0) for task, images in rest.items()}
     # While a run does shared work, others wait for it, so it is faster than the same in turns.
-    return Parts(costs(during), costs(shared, shared=True), costs(last))
+    before = {**costs(shared, shared=True), **costs(first)}
+    return Parts(costs(during), before, costs(last))
 
 
 def _kind(config: Config, task: str) -> tuple[Any, ...]:
     """Steps of one kind take about as long as predicted, or all longer, or all shorter."""
-    if task == "head":
+    if task == "head" or task in CLOSED_FORM:
         return (task,)
     model = config.backbone
     return (task, model.name, model.resolution, config.sparse.density is not None)

@@ -4,18 +4,22 @@ from pathlib import Path
 import pytest
 
 from fedlens.config.compose import compose
+from fedlens.models import heads
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.estimates.cost import (
+    TRIED,
     SharedWork,
     Work,
     analysis_work,
     count_shared_once,
+    factorisations,
     speed_key,
     total_cost,
     work_at_the_end,
+    work_at_the_start,
     work_of,
 )
-from fedlens.suites.plan import PlannedRun, estimates
+from fedlens.suites.plan import PlannedRun, estimates, eta_of
 from fedlens.suites.suite import Cell
 
 
@@ -78,10 +82,14 @@ def test_stragglers_and_dropouts_do_less() -> None:
 
 
 def test_a_sparse_run_calibrates_and_takes_features_for_its_head() -> None:
-    """Four rounds over 2,000 validation images; features of all 20,000, from which round 0 is."""
+    """Four rounds over 2,000 validation images; features of all 20,000, from which round 0 is.
+
+    The head is solved once, from sums over the 18,000 training images.
+    """
     work = work_of(compose("quickstart_sparse", []))
-    assert shared(work) == {"train features": 20_000, "masks": 4 * 2_000}
+    assert shared(work) == {"train features": 20_000, "sums": 18_000, "masks": 4 * 2_000}
     assert work.images["evaluate"] == 2 * 2_000 + 5_000
+    assert work.images["solve"] == 1
     random = work_of(compose("quickstart_sparse", ["sparse.rule=random"]))
     assert "masks" not in shared(random)
 
@@ -157,7 +165,90 @@ def test_features_of_several_blocks_are_computed_once() -> None:
 
 def test_a_closed_form_trains_nothing() -> None:
     work = work_of(compose("ridge", []))
-    assert work.images == {"head": 5_000 + 10_000}
+    assert work.images == {"head": 5_000 + 10_000, "solve": 1}
+    assert shared(work) == {"train features": 50_000, "test features": 10_000, "sums": 45_000}
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["head=gaussian"], True),
+        (["head=class_means"], True),
+        (["backbone.freeze_blocks=2"], True),
+        (["seed=5"], False),  # which draws the shards and the validation split
+        (["partition=classes", "partition.classes_per_client=1"], False),
+        (["federated.clients=10"], False),
+        (["head.layers=2"], False),
+        (["data.validation=0.2"], False),
+    ],
+)
+def test_runs_share_sums_where_the_same_clients_have_the_same_features(
+    words: list[str], same: bool
+) -> None:
+    def sums(told: list[str]) -> list[SharedWork]:
+        found = work_of(compose("sparse_fedavg", told)).shared
+        return [part for part in found if part.task == "sums"]
+
+    (plain,) = sums([])
+    assert (sums(words) == [plain]) == same
+    assert plain.images == 45_000
+
+
+def test_remote_clients_keep_their_sums_from_other_runs() -> None:
+    work = work_of(compose("federated_ridge", ["engine=flower"]))
+    assert work.images["sums"] == 45_000
+    assert "sums" not in shared(work)
+
+
+def test_a_head_that_is_trained_or_drawn_needs_no_sums() -> None:
+    for name in ("linear", "trained"):
+        work = work_of(compose("sparse_fedavg", [f"head={name}", "head.freeze=false"]))
+        assert not work.images.keys() & {"sums", "solve"}
+        assert "sums" not in shared(work)
+
+
+def test_sums_and_solutions_of_heads_that_are_solved_again() -> None:
+    """32 rounds, each tenth a head on 5 + 1 of 11 + 1 parts from 10,000 images: a quarter of their
+    sums, and an eighth of a solution. After the last round a whole head from all 45,000 images.
+    """
+    words = ["head=deep_ridge", "head.layers=11", "federated.local_step_budget=128",
+             "sparse.density=null", "federated.refit_head=10",
+             "federated.refit_examples=100"]  # fmt: skip
+    whole = compose("sparse_fedavg", words)
+    work = work_of(whole)
+    assert (work.images["sums"], work.images["solve"]) == (3 * 10_000, 1 + 3)
+    assert work_at_the_start(whole) == {"solve": 1}
+    assert work_at_the_end(whole)["solve"] == 0
+    part = compose("sparse_fedavg", [*words, "head.train_layers=5"])
+    work = work_of(part)
+    assert (work.images["sums"], work.images["solve"]) == (3 * 2_500 + 45_000, 1)
+    assert work_at_the_start(part) == {"solve": 0}  # an eighth, as those in between
+    ends = work_at_the_end(part)
+    assert (ends["sums"], ends["solve"]) == (45_000, 1)
+
+
+def test_factorisations_are_the_values_that_a_head_tries() -> None:
+    assert {"l2": len(heads.GRID), "shrinkage": len(heads.SHRINKAGES)} == TRIED
+    told = {"head=ridge": 9, "head=deep_ridge": 9, "head=gaussian": 6, "head=class_means": 0}
+    for word, count in told.items():
+        assert factorisations(compose("ridge", [word])) == count
+    assert factorisations(compose("ridge", ["head.l2=10"])) == 1
+
+
+def test_the_first_head_comes_before_the_rounds_and_the_last_one_after_them() -> None:
+    """Costs are rough ones: 0.06 for an image in the sums of 12 blocks, 1000 for its head."""
+    words = ["head=deep_ridge", "head.layers=12", "federated.local_step_budget=128",
+             "sparse.density=null", "run.root=nowhere"]  # fmt: skip
+    (chain,) = eta_of([run("federated.refit_head=16", *words)], jobs=1).parts.values()
+    assert chain.first[(True, "sums")] == pytest.approx(0.06 * 45_000)
+    assert chain.first[(False, "solve")] == pytest.approx(1000)
+    assert chain.own[(False, "sums")] == chain.last[(False, "sums")] == pytest.approx(0.06 * 45_000)
+    assert chain.own[(False, "solve")] == chain.last[(False, "solve")] == pytest.approx(1000)
+
+
+def run(*words: str) -> PlannedRun:
+    config = compose("sparse_fedavg", [*words])
+    return PlannedRun(Cell("", "a", "", config, [], []), RunFolder(Path("nowhere", "a")))
 
 
 def test_what_is_shared_is_counted_with_the_first_that_has_it() -> None:
@@ -239,6 +330,12 @@ def test_an_estimate_is_images_times_seconds_and_asks_once_for_each_kind() -> No
 )
 def test_an_analysis_evaluates_every_candidate_on_validation(command: str, expected: int) -> None:
     assert analysis_work(command, compose("quickstart_fedavg", []))["evaluate"] == expected
+
+
+def test_an_analysis_solves_the_head_of_its_run_again() -> None:
+    for words, expected in (([], 1), (["head=linear", "head.freeze=false"], 0)):
+        config = compose("quickstart_sparse", words)
+        assert analysis_work("alpha --base pretrained", config).get("solve", 0) == expected
 
 
 def test_weights_add_up_over_tasks() -> None:

@@ -17,7 +17,7 @@ from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import VISIT_STEPS, Count
 from fedlens.suites.estimates.counts import count
 from fedlens.suites.estimates.machines import KNOWN, Elsewhere, ThisMachine, Wanted, known_machine
-from fedlens.suites.estimates.memory import peak_memory
+from fedlens.suites.estimates.memory import counted_tasks, peak_memory
 from fedlens.suites.suite import find
 from tests.integration.conftest import empty_cache
 
@@ -125,6 +125,79 @@ def test_rough_estimates_time_one_kind_and_the_exact_ones_know_it(
     assert set(rough.timed) == set(machine.timed)
 
 
+def test_sums_are_timed_once_and_grow_with_the_square_of_the_features(
+    timed: list[tuple[int, str]],
+) -> None:
+    """A millisecond an image at 2304 features; 96 and, of ViT-Ti/16, 192 and 26 · 192 here."""
+    words = ["backbone=vit_tiny", "backbone.pretrained=false", "backbone.resolution=64"]
+    deep = [*words, "head=deep_ridge", "head.layers=12"]
+    configs = [compose("federated_ridge", told) for told in (PICO, words, deep)]
+    machine = ThisMachine(Calculator(), seconds=0.0)
+    sums = [Wanted(config, task, 1.0) for config in configs for task in ("sums", "solve")]
+    machine.prepare([*wanted(pico()), *sums])
+    widths = [machine.counts.features(config) for config in configs]
+    assert widths == [96, 192, 4992]
+    for config, width in zip(configs, widths, strict=True):
+        each = 1e-3 * (width / 2304) ** 2
+        found = machine(config, ["sums", "solve"])
+        assert found["sums"] == pytest.approx(each)
+        assert found["solve"] == pytest.approx(9 * 1.5 * (width / 6 + 100) * each)
+    assert [task for _, task in timed] == ["train", "sums"]
+    assert ThisMachine(Calculator()).knows(sums)
+
+
+def test_no_other_speed_follows_from_that_of_sums(timed: list[tuple[int, str]]) -> None:
+    config = compose("federated_ridge", PICO)
+    machine = ThisMachine(Calculator(), seconds=0.0)
+    machine.prepare([Wanted(config, "sums", 9.0), Wanted(config, "evaluate", 1.0)])
+    assert [task for _, task in timed] == ["sums", "evaluate"]
+
+
+def test_sums_are_on_the_cpu_whatever_the_model_is_on(
+    timed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThisMachine, "_device", lambda *_: "NVIDIA T4")
+    config = compose("federated_ridge", [*PICO, "threads=3"])
+    machine = ThisMachine(Calculator())
+    machine(config, ["sums", "evaluate"])
+    machine(changed(config, {"threads": 1}), ["sums"])  # nothing is derived
+    assert not machine.derived
+    assert sorted(place for place, _ in machine.timed) == [
+        "NVIDIA T4, 3 threads", "cpu, 1 threads", "cpu, 3 threads",
+    ]  # fmt: skip
+
+
+def test_what_a_client_adds_besides_its_images_counts_once_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second of 2304 features for each of 100 clients with 180 images, and nothing for images."""
+    monkeypatch.setattr(probe, "seconds_of_batches", lambda *_, **__: (1.0, 1e-9))
+    config = compose("federated_ridge", PICO)
+    machine = ThisMachine(Calculator())
+    assert 18_000 * machine(config, ["sums"])["sums"] == pytest.approx(100 * (96 / 2304) ** 2, 1e-3)
+
+
+@pytest.mark.slow
+def test_sums_take_longer_with_every_image() -> None:
+    fixed, each = probe.seconds_of_batches(pico(), "sums", threads=1)
+    assert 0 <= fixed < 10
+    assert 0 < each < 1
+
+
+def test_a_process_is_measured_before_it_times_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Calculator):
+        separate = True
+        calls: list[str] = []  # noqa: RUF012
+
+        def call(self, module: str, function: str, *_: Any, **__: Any) -> Any:
+            self.calls.append(function)
+            return (0.0, 1e-3) if function == "seconds_of_batches" else 1
+
+    monkeypatch.setattr(machines.sys, "platform", "linux")
+    ThisMachine(Other()).prepare(wanted(pico("threads=1")))
+    assert Other.calls.index("process_bytes") < Other.calls.index("seconds_of_batches")
+
+
 @pytest.mark.parametrize(("fixed", "each", "batch_size"), [(0.004, 0.0005, 64), (0.02, 0.001, 1)])
 def test_the_fixed_part_and_an_image_are_found_from_batches(
     fixed: float, each: float, batch_size: int, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +282,28 @@ def test_a_known_machine_divides_flops_by_its_rate() -> None:
     assert machine.sentence().startswith("Computed for NVIDIA T4")
     with pytest.raises(FedlensError, match="not a known machine"):
         known_machine("t5")
+
+
+def test_a_known_machine_solves_heads_on_its_cpu() -> None:
+    """2 · 96² FLOP at 0.4 of the 150 GFLOP/s of two cores; six passes over 96² numbers a client."""
+    config = compose("federated_ridge", PICO)
+    each = 2 * 96**2 / (0.4 * 150e9)
+    fixed = 6 * 8 * 96**2 / 20e9
+    found = {}
+    for name in ("t4", "cpu2", "cpu8"):
+        machine = Elsewhere(known_machine(name), Calculator())
+        machine.prepare([Wanted(config, "sums", 1.0), Wanted(config, "solve", 1.0)])
+        assert ("assumed to be 2 CPU cores" in machine.sentence()) == (name == "t4")
+        found[name] = machine(config, ["sums", "solve"])
+    assert found["t4"] == found["cpu2"]
+    assert found["t4"]["sums"] == pytest.approx(each + fixed / 180)
+    assert found["t4"]["solve"] == pytest.approx(9 * 1.5 * (96 / 6 + 100) * each + 19 * fixed)
+    assert found["cpu8"]["sums"] < found["cpu2"]["sums"]
+
+
+def test_sums_need_no_count_of_their_own() -> None:
+    tasks = counted_tasks(compose("federated_ridge", PICO))
+    assert tasks == ["evaluate"]
 
 
 def test_peak_memory_by_hand() -> None:

@@ -1,8 +1,9 @@
 """The work of a run, from its config alone: how many images it trains on, evaluates and so on.
 
-seconds ≈ Σ over tasks of images × seconds per image; the task "visit" counts visits of clients.
-Work that runs share (features, masks) counts with the first run that needs it; early stopping and
-the cache lower it. No torch.
+seconds ≈ Σ over tasks of images × seconds per image; the task "visit" counts visits of clients, and
+"solve" heads in closed form, whose sums XᵀX over images are the task "sums". Work that runs share
+(features, sums, masks) counts with the first run that needs it; early stopping and the cache lower
+it. No torch.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlens.analyses.grids import grid
 from fedlens.config.schema import Config, cohort_size, head_changes, head_only, rounds, visits
@@ -20,6 +21,7 @@ from fedlens.registry import (
     RowSettings,
     backbone,
     dataset,
+    engine,
     head,
     mask_rule,
     merge_method,
@@ -27,12 +29,17 @@ from fedlens.registry import (
 )
 
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
-# A visit of a client moves the weights, whatever the images.
-RELATIVE_COST = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "visit": 3.0, "head": 0.001}
+# A visit of a client moves the weights, whatever the images. Sums and heads are those of `BLOCKS`.
+RELATIVE_COST = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "visit": 3.0, "head": 0.001,
+                 "sums": 0.06, "solve": 1000.0}  # fmt: skip
+BLOCKS = 12
+CLOSED_FORM = ("sums", "solve")  # on the CPU in float64, whatever the model is on
 WITHOUT_PIXELS = ("visit", "head")
+TRIED = {"l2": 9, "shrinkage": 6}  # values of a head's parameter, where it is chosen on validation
 UNKNOWN_SIZES = {"classes": 100, "train_images": 50_000, "test_images": 10_000}  # as CIFAR-100
 NO_SPEED = ("pretrained", "weights", "sha256", "freeze_blocks")  # of a backbone's parameters
 HEAD_S = 2e-6  # of an image of a head on cached features: negligible
+SUMS_WIDTH = 2304  # features of which sums are timed: their XᵀX is larger than most caches
 VISIT_STEPS = 2  # a visit costs what so many training steps cost besides their images
 OVERHEAD_S = 1.0  # of a run, for everything else: opening data and weights, writing records
 
@@ -84,7 +91,7 @@ def total_cost(images: Mapping[str, int], per_image: Mapping[str, float] = RELAT
 
 def work_of(config: Config) -> Work:
     sizes = Sizes.of(config)
-    total = units(config)
+    total, again = units(config), _heads_again(config, sizes)
     trained = total * (_round_images if config.federated.clients else _epoch_images)(config, sizes)
     if config.algorithm.measure_controls and config.federated.clients and total:
         shard = sizes.train // config.federated.clients
@@ -93,29 +100,41 @@ def work_of(config: Config) -> Work:
     evaluated = evaluations * sizes.validation + sizes.test
     if config.evaluate.test_curve:
         evaluated += evaluations * sizes.test
-    evaluated += sum(_images_of_heads(config, sizes, total))
+    evaluated += again.images + again.last_images
     frozen = on_features(config)
     images = {"head": trained + evaluated} if frozen else {"train": trained, "evaluate": evaluated}
     if config.federated.clients and not frozen:
         images["visit"] = round(total * _visits(config))
     if head[config.head.name].traits.get("by") == "training":
         images["head"] = images.get("head", 0) + _head_images(config)
+    for work in (work_at_the_start(config), again.work, again.last_work):
+        images |= {task: images.get(task, 0) + count for task, count in work.items() if count}
     return Work(images, tuple(_shared(config, sizes, frozen)))
+
+
+def work_at_the_start(config: Config) -> dict[str, int]:
+    """Task → images, or heads, of the first head in closed form, before all epochs or rounds."""
+    if not is_solved(config):
+        return {}
+    own = {} if _keeps_sums(config) else {"sums": Sizes.of(config).train}
+    return {**own, "solve": round(_read_share(config) ** 3)}
 
 
 def work_at_the_end(config: Config) -> dict[str, int]:
     """Task → images of the last head and the final test, after all epochs or rounds, if any."""
-    total, sizes = units(config), Sizes.of(config)
-    if not total:
+    sizes = Sizes.of(config)
+    if not units(config):
         return {}
-    _, last_head = _images_of_heads(config, sizes, total)
-    return {"head" if on_features(config) else "evaluate": last_head + sizes.test}
+    again = _heads_again(config, sizes)
+    task = "head" if on_features(config) else "evaluate"
+    return {task: again.last_images + sizes.test, **again.last_work}
 
 
 def analysis_work(command: str, config: Config) -> Mapping[str, int]:
     """Task → images of a `fedlens arithmetic` command for the finished run of a config.
 
-    Every candidate model meets the validation images, and the chosen one the test images.
+    Every candidate model meets the validation images, and the chosen one the test images. A head in
+    closed form is solved again from sums that the run has kept.
     """
     name, *words = shlex.split(command)
     sizes = Sizes.of(config)
@@ -125,6 +144,8 @@ def analysis_work(command: str, config: Config) -> Mapping[str, int]:
         share = 2 * min(1.0, _share_of_classes(config))
         images = round(_candidates(name, words) * share * sizes.validation)
     work = {task: images}
+    if solved := work_at_the_start(config).get("solve"):
+        work["solve"] = solved
     if name == "merge" and task == "evaluate" and config.federated.clients:
         shard = sizes.train // config.federated.clients
         examples = min(config.algorithm.statistics_examples or shard, shard)
@@ -179,7 +200,9 @@ def steps_per_epoch(config: Config) -> int:
 
 
 def batch_of(config: Config, task: str) -> int:
-    """Images that are in one forward pass of the task."""
+    """Images that are in one forward pass of the task, or in the sums of one client."""
+    if task == "sums":
+        return max(1, Sizes.of(config).train // (config.federated.clients or 1))
     if task == "train":
         return min(config.train.batch_size, config.train.micro_batch or config.train.batch_size)
     return config.evaluate.batch_size if task == "evaluate" else config.sparse.micro_batch
@@ -198,6 +221,9 @@ def speed_key(config: Config, task: str) -> str:
     """Everything a task's seconds per image depend on: configs with one key are timed once."""
     if task == "head":
         return _key(task)
+    if task in CLOSED_FORM:
+        return _key(task, _architecture(config), dataset_sizes(config.data)["classes"],
+                    batch_of(config, "sums"), factorisations(config))  # fmt: skip
     train, sparse = config.train, config.sparse
     added = task != "evaluate" or not trainable[train.trainable.name].traits.get(
         "whole_weights", True
@@ -214,7 +240,14 @@ def speed_key(config: Config, task: str) -> str:
 
 
 def relative_cost(config: Config, task: str) -> float:
-    """A rough cost of one image: forward passes × pixels, before anything is timed or counted."""
+    """A rough cost of one image: forward passes × pixels, before anything is timed or counted.
+
+    Sums grow with the square of the features, so of the blocks that a head reads, and a solution
+    with their cube.
+    """
+    if task in CLOSED_FORM:
+        share: float = (1 + config.head.layers) / (1 + BLOCKS)
+        return RELATIVE_COST[task] * (share**2 if task == "sums" else share**3)
     pixels = 1.0
     if task not in WITHOUT_PIXELS:
         own = backbone[config.backbone.name].traits.get("resolution")
@@ -289,17 +322,62 @@ def is_fitted(config: Config) -> bool:
     return bool(head[config.head.name].traits.get("fitted", True))
 
 
-def _images_of_heads(config: Config, sizes: Sizes, total: int) -> tuple[int, int]:
-    """Of all heads that are solved again in between, from a part of the images, and of the last."""
-    federated = config.federated
+def is_solved(config: Config) -> bool:
+    """Whether the head is in closed form, from sums over all features."""
+    by = head[config.head.name].traits.get("by", "statistics")
+    return is_fitted(config) and by == "statistics"
+
+
+def factorisations(config: Config) -> int:
+    """Of the matrix of sums, for one head: as many as values of its parameter are tried."""
+    for name, tried in TRIED.items():
+        if name in config.head:
+            return tried if config.head[name] is None else 1
+    return 0
+
+
+def _keeps_sums(config: Config) -> bool:
+    """Whether other runs find the sums of the first head in the cache: not of remote clients."""
+    return not engine[config.engine.name].traits.get("remote", False)
+
+
+def _read_share(config: Config) -> float:
+    """Of its features, how many the head reads while the backbone is trained.
+
+    A head that reads a share of them counts as its square in sums, and as its cube in solutions.
+    """
+    fewer = config.head.train_layers
+    return 1.0 if fewer is None else (1 + fewer) / (1 + config.head.layers)
+
+
+class _Again(NamedTuple):
+    """Heads that are solved again: in between, from a part of the images, and after the last round.
+
+    `images` are those that the model sees for them; `work` is what their solutions add to that.
+    """
+
+    images: int
+    work: Mapping[str, int]
+    last_images: int
+    last_work: Mapping[str, int]
+
+
+def _heads_again(config: Config, sizes: Sizes) -> _Again:
+    federated, total = config.federated, units(config)
     if not federated.clients or not head_changes(config) or not total:
-        return 0, 0
-    every = federated.refit_head or total + 1
+        return _Again(0, {}, 0, {})
+    every, share = federated.refit_head or total + 1, _read_share(config)
     last = config.head.train_layers is not None or total % every == 0
     between = (total - last) // every
     shard = sizes.train // federated.clients
     part = federated.clients * min(federated.refit_examples or shard, shard)
-    return between * (part + sizes.validation), last * (sizes.train + sizes.validation)
+    work = {"sums": round(between * part * share**2), "solve": round(between * share**3)}
+    return _Again(
+        between * (part + sizes.validation),
+        work,
+        last * (sizes.train + sizes.validation),
+        {"sums": last * sizes.train, "solve": int(last)},
+    )
 
 
 def _epoch_images(config: Config, sizes: Sizes) -> int:
@@ -334,18 +412,25 @@ def _head_images(config: Config) -> int:
 
 
 def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWork]:
-    """Features and masks; all other work is a run's own."""
+    """Features, their sums and masks; all other work is a run's own."""
     model, data = config.backbone, config.data
     seed = None if model.pretrained else config.seed  # random weights depend on it
     depends_on = [
-        model, dataset.spelled(data), data.root, data.train_per_class, data.test_per_class, seed,
-        config.train.precision, _cached_reading(config),
+        model.but(freeze_blocks=0), dataset.spelled(data), data.root, data.train_per_class,
+        data.test_per_class, seed, config.train.precision,
     ]  # fmt: skip
+    cached = [*depends_on, _cached_reading(config)]
     if features or is_fitted(config):
         images = sizes.train + sizes.validation
-        yield SharedWork(_key("train features", *depends_on), "evaluate", images)
+        yield SharedWork(_key("train features", *cached), "evaluate", images)
     if features and sizes.test:
-        yield SharedWork(_key("test features", *depends_on), "evaluate", sizes.test)
+        yield SharedWork(_key("test features", *cached), "evaluate", sizes.test)
+    if is_solved(config) and _keeps_sums(config):
+        # The seed draws the validation split and the shards; the order of adding up is the shards'.
+        clients = config.federated.clients
+        shards = [clients, config.partition] if clients else None
+        key = _key("sums", *depends_on, _reading(config), config.seed, data.validation, shards)
+        yield SharedWork(key, "sums", sizes.train)
     sparse = config.sparse
     if sparse.density is not None and mask_rule[sparse.rule.name].traits.get("sensitivity", True):
         trained_head = head[config.head.name].traits.get("by") == "training"

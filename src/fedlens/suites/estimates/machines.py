@@ -26,12 +26,16 @@ from fedlens.runtime import units
 from fedlens.runtime.machine import cores_allowed, load_average, processor
 from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import (
+    CLOSED_FORM,
     HEAD_S,
     RELATIVE_COST,
+    SUMS_WIDTH,
     VISIT_STEPS,
     Count,
     batch_of,
     count_key,
+    dataset_sizes,
+    factorisations,
     speed_key,
 )
 from fedlens.suites.estimates.memory import counted_tasks, peak_memory
@@ -45,7 +49,11 @@ PROCESS = 700_000_000  # bytes of a process that has loaded torch, where it cann
 LARGE_SHARE = 0.1  # of the work: a kind is timed although its speed follows from another's
 CUDA_CONTEXT = 600_000_000  # bytes of a GPU's memory that CUDA and its libraries take
 UPDATE_PASSES = 5  # over the weights, of a training step: its gradient, momentum and update
-FORMAT = 4  # of the cache's file: another number makes a new one
+SUMS_RATE = 0.4  # of a CPU's peak in float32, by XᵀX in float64: 80 % of half of it
+SUMS_PASSES = 6  # over XᵀX, of a client's sums, to make it and to add it to the others'
+CHOLESKY = 1.5  # times as long as sums of equal FLOPs
+MATRICES = 10  # of the size of XᵀX, made for a head besides one for each factorisation
+FORMAT = 5  # of the cache's file: another number makes a new one
 
 
 class Wanted(NamedTuple):
@@ -101,6 +109,7 @@ class KnownMachine:
     utilisation: float  # of the peak in float32
     half_utilisation: float
     gpu: bool
+    cpu: str  # the row of the CPU that adds up features and solves heads
     measured: str = ""  # where the utilisation comes from; "": it is assumed
 
 
@@ -108,13 +117,13 @@ KNOWN = {
     one.name: one
     for one in (
         KnownMachine("t4", "NVIDIA T4", 8.1e12, 65e12, "float16", 320e9, 16 * 10**9, 0.4, 0.15,
-                     gpu=True),
+                     gpu=True, cpu="cpu2"),
         KnownMachine("a100", "NVIDIA A100 40 GB", 19.5e12, 312e12, "bfloat16", 1555e9, 40 * 10**9,
-                     0.5, 0.2, gpu=True),
+                     0.5, 0.2, gpu=True, cpu="cpu8"),
         KnownMachine("cpu2", "2 CPU cores with AVX2", 150e9, 150e9, "bfloat16", 20e9, 8 * 10**9,
-                     0.35, 0.35, gpu=False),
+                     0.35, 0.35, gpu=False, cpu="cpu2"),
         KnownMachine("cpu8", "8 CPU cores with AVX2", 600e9, 600e9, "bfloat16", 40e9, 32 * 10**9,
-                     0.3, 0.3, gpu=False),
+                     0.3, 0.3, gpu=False, cpu="cpu8"),
     )
 }  # fmt: skip
 
@@ -140,13 +149,18 @@ class _Counts:
         self.kept.write("counts", key, asdict(counted))
         return counted
 
+    def features(self, config: Config) -> int:
+        """How many the head reads."""
+        return self.count(config, "evaluate").features
+
     def peak_memory(self, config: Config, *, gpu: bool) -> int:
         counts = {task: self.count(config, task) for task in counted_tasks(config)}
         if gpu:
             return peak_memory(config, counts, CUDA_CONTEXT, on_device=True)
-        return peak_memory(config, counts, self._process())
+        return peak_memory(config, counts, self.process())
 
-    def _process(self) -> int:
+    def process(self) -> int:
+        """Bytes of one that has loaded torch: to be asked before any step is timed."""
         stored = self.kept.read("process", "bytes")
         if stored is None:
             stored = PROCESS
@@ -164,8 +178,10 @@ class Elsewhere:
         self.memory: int | None = row.memory
         self.counts = _Counts(calculator)
         self._largest: tuple[float, Config] | None = None
+        self._solves = False
 
     def prepare(self, wanted: Sequence[Wanted]) -> None:
+        self._solves = self._solves or any(one.task in CLOSED_FORM for one in wanted)
         if wanted:
             first = max(wanted, key=lambda one: one.share)
             self._largest = (first.share, first.config)
@@ -181,6 +197,11 @@ class Elsewhere:
         if task == "head":
             return HEAD_S
         row = self.row
+        if task in CLOSED_FORM:
+            cpu, features = KNOWN[row.cpu], self.counts.features(config)
+            each = 2 * features**2 / (SUMS_RATE * cpu.single)
+            fixed = SUMS_PASSES * 8 * features**2 / cpu.bandwidth
+            return _closed_form_seconds(config, task, features, fixed, each)
         if task == "visit":
             model = 4 * self.counts.count(config, "train").parameters
             return VISIT_STEPS * UPDATE_PASSES * model / row.bandwidth
@@ -210,10 +231,16 @@ class Elsewhere:
             flops = self.counts.count(config, "evaluate").flops
             counted = f"{flops / 1e9:.3g} GFLOP per image forward, "
         origin = f"measured on {row.measured}" if row.measured else "assumed"
+        on_cpu = (
+            f" Closed-form heads are solved on its CPU, assumed to be {KNOWN[row.cpu].label}."
+            if row.gpu and self._solves
+            else ""
+        )
         return (
             f"{'Computed' if not row.measured else 'Computed from a measured rate'} for {row.label}"
             f": {counted}{_rate_text(rate)} peak in {precision}, {share:.0%} {origin}; "
             f"{units.size_text(row.bandwidth)}/s and {units.size_text(row.memory)} of memory."
+            f"{on_cpu}"
         )
 
 
@@ -260,8 +287,9 @@ class ThisMachine:
             return False
         kinds = {self._key(one.config, one.task): one for one in map(_timed_as, wanted) if one}
         missing = [one for key, one in kinds.items() if not self._recall(key, one)]
-        counted = [(one.config, one.task) for one in self.timed.values()] if missing else []
+        counted = [(one.config, one.task) for one in self._steps()] if missing else []
         counted += [(one.config, one.task) for one in missing]
+        counted += [(one.config, "evaluate") for one in wanted if one.task in CLOSED_FORM]
         return all(self._derives(one.config, one.task) for one in missing) and all(
             self.kept.read("counts", count_key(config, task)) is not None
             for config, task in counted
@@ -278,7 +306,7 @@ class ThisMachine:
         total = sum(one.share for _, one in ordered)
         for key, one in missing:
             matters = one.share > LARGE_SHARE * total and not self.busy
-            if self._may_time() and (matters or not self._derives(one.config, one.task)):
+            if self._may_time(one.task) and (matters or not self._derives(one.config, one.task)):
                 self._time(key, one.config, one.task)
         self.kept.save()
 
@@ -296,6 +324,13 @@ class ThisMachine:
             return HEAD_S
         if task == "visit":
             return VISIT_STEPS * self._kind(config, "train").fixed
+        if task in CLOSED_FORM:
+            kind, features = self._kind(config, "sums"), self.counts.features(config)
+            self.kept.save()
+            scale = (features / SUMS_WIDTH) ** 2
+            return _closed_form_seconds(
+                config, task, features, scale * kind.fixed, scale * kind.each
+            )
         kind = self._kind(config, task)
         return kind.each + kind.fixed / batch_of(config, task)
 
@@ -304,7 +339,7 @@ class ThisMachine:
         if key in self.derived:
             return self.derived[key]
         if key not in self.timed and not self._recall(key, Wanted(config, task, 0.0)):
-            if self._derives(config, task) or not self._may_time():
+            if self._derives(config, task) or not self._may_time(task):
                 self.derived[key] = self._derive(config, task)
                 self.kept.save()
                 return self.derived[key]
@@ -331,7 +366,10 @@ class ThisMachine:
         return f"{text}."
 
     def _key(self, config: Config, task: str) -> tuple[str, str]:
+        """Of sums, those of one width tell all others."""
         threads = config.threads or self.threads
+        if task == "sums":
+            return f"cpu, {threads} threads", f"sums of {SUMS_WIDTH} features"
         return f"{self._device(config)}, {threads} threads", speed_key(config, task)
 
     def _device(self, config: Config) -> str:
@@ -357,12 +395,22 @@ class ThisMachine:
         self.remembered.add(key)
         return True
 
-    def _may_time(self) -> bool:
-        """At least one kind is timed, whatever it takes: the others are derived from it."""
-        return not self.timed or (self._seconds_left > 0 and time.monotonic() < self._deadline)
+    def _may_time(self, task: str) -> bool:
+        """At least one kind is timed, whatever it takes: the others are derived from it.
+
+        So are sums, which take a second and follow from nothing else.
+        """
+        if task == "sums" or not self._steps():
+            return True
+        return self._seconds_left > 0 and time.monotonic() < self._deadline
+
+    def _steps(self) -> list[Timed]:
+        """The kinds that were timed, of steps of a model."""
+        return [one for one in self.timed.values() if one.task != "sums"]
 
     def _time(self, key: tuple[str, str], config: Config, task: str) -> None:
         self.counts.calculator.call("probe", "available")  # the process has loaded torch then
+        self.counts.process()
         log.info("timing %s", _name(config, task))
         started = time.monotonic()
         threads = config.threads or self.threads
@@ -381,9 +429,9 @@ class ThisMachine:
         enough.
         """
         any_task = self.busy and bool(self.remembered)
-        return any(
+        return task != "sums" and any(
             one.config.backbone.name == config.backbone.name and (any_task or one.task == task)
-            for one in self.timed.values()
+            for one in self._steps()
         )
 
     def _derive(self, config: Config, task: str) -> Timed:
@@ -402,7 +450,7 @@ class ThisMachine:
                 abs(math.log(ratio)),
             )
 
-        nearest = min(self.timed.values(), key=distance)
+        nearest = min(self._steps(), key=distance)
         other = self.counts.count(nearest.config, nearest.task)
         passes = RELATIVE_COST[task] / RELATIVE_COST[nearest.task]
         fixed = nearest.fixed * passes * counted.parameters / other.parameters
@@ -472,13 +520,32 @@ def _check(content: Any) -> None:
 
 
 def _timed_as(one: Wanted) -> Wanted | None:
-    """The step to time for it: a visit costs a part of a training step, a head nothing."""
+    """The step to time for it: a visit costs a part of a training step, a head nothing.
+
+    A head in closed form costs as much as sums of so many images.
+    """
     if one.task == "head":
         return None
-    return one._replace(task="train") if one.task == "visit" else one
+    return one._replace(task={"visit": "train", "solve": "sums"}.get(one.task, one.task))
+
+
+def _closed_form_seconds(
+    config: Config, task: str, features: int, fixed: float, each: float
+) -> float:
+    """Of an image in the sums, or of a head, where the sums of n images take `fixed` + `each` · n.
+
+    An image has 2·D² FLOP, a factorisation D³/3, and a solution from it 2·D² for every class.
+    """
+    if task == "sums":
+        return each + fixed / batch_of(config, task)
+    tried, classes = factorisations(config), dataset_sizes(config.data)["classes"]
+    images = tried * CHOLESKY * (features / 6 + classes)
+    return images * each + (MATRICES + tried) * fixed
 
 
 def _name(config: Config, task: str) -> str:
+    if task == "sums":
+        return "sums of features"
     verb = {"train": "training", "evaluate": "evaluation", "calibrate": "calibration"}
     resolution = config.backbone.resolution
     at = f" at {resolution} px" if resolution else ""

@@ -10,6 +10,7 @@ from fedlens.config.schema import Config, cohort_size, cycle
 from fedlens.registry import correction as corrections
 from fedlens.registry import dataset
 from fedlens.suites.estimates.cost import (
+    CLOSED_FORM,
     Count,
     Sizes,
     dataset_sizes,
@@ -32,7 +33,7 @@ def counted_tasks(config: Config) -> list[str]:
     work = work_of(config)
     found = {task for task, images in work.images.items() if images}
     found |= {part.task for part in work.shared}
-    return sorted((found | {"evaluate"}) - {"head", "visit"})
+    return sorted((found | {"evaluate"}) - {"head", "visit", *CLOSED_FORM})
 
 
 def peak_memory(

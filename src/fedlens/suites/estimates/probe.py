@@ -1,4 +1,4 @@
-"""Seconds of batches in training, evaluation and calibration, measured on a few steps of the model.
+"""Seconds of batches in training, evaluation, calibration and sums, measured on a few steps.
 
 The model and the steps are those of the run; weights and pixels are random, and nothing is stored.
 """
@@ -24,14 +24,16 @@ from fedlens.experiments.build import multiply_by_onednn, prepare
 from fedlens.models import heads
 from fedlens.models.architectures import backbones, onednn
 from fedlens.models.classifier import Classifier
+from fedlens.models.heads import Statistics
 from fedlens.rng import Stream
+from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
 from fedlens.runtime.threads import available, limited_threads
 from fedlens.sparse.masks import Masks
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.sparse.sensitivity.fisher import sensitivity
 from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
-from fedlens.suites.estimates.cost import dataset_sizes
+from fedlens.suites.estimates.cost import SUMS_WIDTH, dataset_sizes
 from fedlens.training.evaluate import evaluate
 from fedlens.training.precision import choose as choose_precision
 from fedlens.training.step import Tally, local_step
@@ -39,6 +41,7 @@ from fedlens.training.step import Tally, local_step
 TIMED_S = 0.6  # how long a task is timed once it is warm
 MOST_STEPS = 20  # of which the median counts
 FIRST_IMAGES = 2  # of the first batch that counts, before the speed is known
+SUMS_IMAGES = 512  # of the largest client
 LEAST_IMAGES = 8  # of the largest batch, unless that takes too long
 TOO_LONG_S = 2.0  # of one image: then no larger batch is timed
 
@@ -48,9 +51,13 @@ Step = Callable[[torch.Tensor], object]  # does its task on the images of an ind
 
 
 def seconds_of_batches(config: Config, task: str, *, threads: int) -> tuple[float, float]:
-    """One task of a run, on this machine: a batch of n images takes first + second · n."""
+    """One task of a run, on this machine: a batch of n images takes first + second · n.
+
+    Sums are of `SUMS_WIDTH` features, whatever the run's are.
+    """
+    keep_large_blocks()  # as a run does
     with limited_threads(threads):
-        step, batch_size = _steps(config)[task]
+        step, batch_size = _sums() if task == "sums" else _steps(config)[task]
         return _timed(step, batch_size)
 
 
@@ -155,6 +162,19 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
         "evaluate": (validate, config.evaluate.batch_size),
         "calibrate": (calibrate, config.sparse.micro_batch),
     }
+
+
+def _sums() -> tuple[Step, int]:
+    """Adds the sums of a client to those of the others before it."""
+    draw = rng.generator(0, "probe", "sums")
+    features = torch.randn((SUMS_IMAGES, SUMS_WIDTH), generator=draw)
+    labels = torch.arange(SUMS_IMAGES)
+    total = [Statistics.of(features[:1], labels[:1], SUMS_IMAGES)]
+
+    def add(index: torch.Tensor) -> None:
+        total[0] = total[0] + Statistics.of(features[index], labels[index], SUMS_IMAGES)
+
+    return add, SUMS_IMAGES
 
 
 def _noise(count: int, classes: int) -> Images:
