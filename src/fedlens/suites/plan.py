@@ -179,8 +179,10 @@ def eta_of(
 def _parts(
     config: Config, work: tuple[Mapping[str, int], Mapping[str, int]], machine: Machine | None
 ) -> Parts:
-    """Costs by kind of step: of the run's own work, of what comes before it, partly for others too,
-    and of what comes after it."""
+    """Costs by kind of step: of a run's own work, of what comes before it, and of what comes after.
+
+    What comes before is partly for other runs too.
+    """
 
     def costs(images: Mapping[str, int], *, shared: bool = False) -> dict[Any, float]:
         tasks = [task for task, count in images.items() if count]
