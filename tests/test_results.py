@@ -6,7 +6,7 @@ from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -95,7 +95,18 @@ def test_no_trial_opened_the_test_split(study: Path) -> None:
         assert "test" not in (run.result or {})
 
 
-Chain = tuple[int, int, str, float]  # local steps, rounds between heads, partition, learning rate
+class Chain(NamedTuple):
+    """The setting of a trial of a chain."""
+
+    partition: str
+    lr: float
+    steps: int = 4  # of a visit
+    refit: int = 10  # rounds between heads
+    density: float | None = None  # of a random mask
+    clip: float | None = None  # the largest norm of a gradient
+
+
+SHORT = Chain("classes", 0.03, steps=1, density=0.4, clip=10)  # what the study tests, beside J = 4
 
 
 def trials_at_112_px() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -112,33 +123,43 @@ def chain_trials() -> dict[Chain, float]:
     """Validation accuracy in % at the end of each trial of a chain."""
     found = {}
     for config, result in trials_at_112_px():
-        if config["algorithm"]["sampling"]["name"] == "chain" and not config["sparse"]["density"]:
-            federated = config["federated"]
-            setting = federated["local_steps"], federated["refit_head"], config["partition"]["name"]
-            found[*setting, config["train"]["lr"]] = round(100 * result["validation"]["top1"], 2)
+        if config["algorithm"]["sampling"]["name"] == "chain":
+            federated, train = config["federated"], config["train"]
+            setting = Chain(
+                config["partition"]["name"],
+                train["lr"],
+                federated["local_steps"],
+                federated["refit_head"],
+                config["sparse"]["density"],
+                train["clip_norm"],
+            )
+            found[setting] = round(100 * result["validation"]["top1"], 2)
     return found
 
 
-def chain_rates(partition: str) -> dict[float, float]:
-    """Learning rate → accuracy, of the setting that the study tests."""
+def chain_rates(like: Chain) -> dict[float, float]:
+    """Learning rate → accuracy, of trials with this setting but for the rate."""
     trials = chain_trials()
-    return {key[3]: value for key, value in trials.items() if key[:3] == (4, 10, partition)}
+    return {key.lr: value for key, value in trials.items() if key == like._replace(lr=key.lr)}
 
 
 def test_the_table_of_chains_is_what_the_records_say() -> None:
     said = {}
     for line in CHAIN.split("\n"):
         label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        if match := re.fullmatch(r"J=(\d), (0\.\d+)(?:, every (\d+) rounds)?", label):
+        named = r"J=(\d), (0\.\d+)(?:, every (\d+) rounds)?(?:, (\d+) %)?(, clipped)?"
+        if match := re.fullmatch(named, label):
             steps, lr, refit = int(match[1]), float(match[2]), int(match[3] or 10)
+            density, clip = match[4] and int(match[4]) / 100, 10.0 if match[5] else None
+            setting = Chain("", lr, steps, refit, density, clip)
             columns = zip(("iid", "classes"), cells, strict=True)
-            said |= {(steps, refit, name, lr): cell for name, cell in columns if cell}
+            said |= {setting._replace(partition=name): cell for name, cell in columns if cell}
     assert said == {key: f"{value:.2f}" for key, value in chain_trials().items()}
 
 
 def test_the_differences_between_chains_are_those_of_their_table() -> None:
     told = PAGE.partition("<!-- /chain -->")[2].partition("These numbers come")[0]
-    trials = {name: chain_rates(name) for name in ("iid", "classes")}
+    trials = {name: chain_rates(Chain(name, 0)) for name in ("iid", "classes")}
     best = {name: max(rates.values()) for name, rates in trials.items()}
     assert f"gains {best['classes'] - 73.58:.2f} points" in told
     assert f"is {best['iid'] - best['classes']:.2f} points below the best" in told
@@ -152,14 +173,27 @@ def test_the_differences_between_chains_are_those_of_their_table() -> None:
     assert set(re.findall(r"\d+\.\d\d %", told)) <= known
 
 
-def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials() -> None:
-    section = "chain, head solved again every cycle / dense"
-    for cell in only(find("cifar100").cells(seeds=1), [f"{section} / Nc=1", f"{section} / IID"]):
-        lr, tried = cell.config.train.lr, chain_rates(cell.config.partition["name"])
-        assert cell.config.seed > 0
-        assert cell.config.federated.refit_head == 10
-        assert min(tried) < lr < max(tried)
-        assert lr == max(tried, key=lambda one: tried[one])
+@pytest.mark.parametrize(
+    ("row", "like"),
+    [
+        ("chain, head solved again every cycle / dense", Chain("", 0)),
+        ("chain of short visits, head solved again every cycle / random 40 %", SHORT),
+    ],
+    ids=["chain", "short visits"],
+)
+@pytest.mark.parametrize("column", ["Nc=1", "IID"])
+def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials(
+    row: str, like: Chain, column: str
+) -> None:
+    (cell,) = only(find("cifar100").cells(seeds=1), [f"{row} / {column}"])
+    config = cell.config
+    lr, tried = config.train.lr, chain_rates(like._replace(partition=config.partition["name"]))
+    assert config.seed > 0
+    federated = config.federated
+    assert (federated.refit_head, federated.local_steps) == (like.refit, like.steps)
+    assert (config.sparse.density, config.train.clip_norm) == (like.density, like.clip)
+    assert min(tried) < lr < max(tried)
+    assert lr == max(tried, key=lambda one: tried[one])
 
 
 Rate = tuple[float, str, float]  # momentum, column of the study, learning rate
