@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.config.compose import compose
+from fedlens.experiments import settings
 from fedlens.models import heads
 from fedlens.store.run_folder import RunFolder
 from fedlens.suites.estimates.cost import (
@@ -12,7 +13,9 @@ from fedlens.suites.estimates.cost import (
     Work,
     analysis_work,
     count_shared_once,
+    evaluation_task,
     factorisations,
+    skips_blocks,
     speed_key,
     total_cost,
     work_at_the_end,
@@ -161,6 +164,43 @@ def test_features_of_several_blocks_are_computed_once() -> None:
     ]
     counted = count_shared_once([works[0], *others])
     assert [images.get("evaluate", 0) for images in counted] == [50_000] * 4
+
+
+FROZEN = ["augment=none", "backbone.freeze_blocks=6", "sparse.density=null"]
+
+
+def test_cached_activations_are_computed_once_and_spare_the_first_blocks() -> None:
+    """Of all training images, and of the test images; a run evaluates and trains after them."""
+    work = work_of(compose("sparse_fedavg", FROZEN))
+    assert set(work.images) == {"train", "evaluate_cached", "visit", "solve"}
+    assert shared(work)["train activations"] == 50_000
+    assert shared(work)["test activations"] == 10_000
+    assert "evaluate_cached" in work_at_the_end(compose("sparse_fedavg", FROZEN))
+    deeper = work_of(compose("sparse_fedavg", [*FROZEN, "backbone.freeze_blocks=7"]))
+    assert not {one.key for one in deeper.shared if "activations" in one.key} & {
+        one.key for one in work.shared
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["augment=standard"],
+        ["backbone.freeze_blocks=0"],
+        ["train.prefix_cache_gb=0"],
+        ["train.compile=true"],
+        ["engine=flower"],
+        ["algorithm=regmean"],
+        ["federated.rounds=1"],  # which sees fewer images than a cache has
+    ],
+    ids=" ".join,
+)
+def test_nothing_is_cached_where_a_run_would_not(words: list[str]) -> None:
+    config = compose("sparse_fedavg", [*FROZEN, *words])
+    assert not skips_blocks(config)
+    assert evaluation_task(config) == "evaluate"
+    if words[0].startswith(("train.compile", "engine", "algorithm")):
+        assert settings._prefix_refusal(config)
 
 
 def test_a_closed_form_trains_nothing() -> None:

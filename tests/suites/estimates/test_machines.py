@@ -12,6 +12,7 @@ import torch
 from fedlens.config.compose import changed, compose
 from fedlens.config.schema import Config
 from fedlens.errors import FedlensError
+from fedlens.models.architectures import backbones
 from fedlens.suites.estimates import machines, probe
 from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import VISIT_STEPS, Count
@@ -71,6 +72,60 @@ def test_what_is_alive_grows_with_the_batch_and_shrinks_with_frozen_blocks() -> 
     last = count(pico("train.batch_size=64", "train.trainable=last_blocks:1"), "train")
     assert last.peak < large / 2
     assert last.trained < last.parameters / 3
+
+
+FROZEN = compose(
+    "sparse_fedavg",
+    [*PICO, "augment=none", "backbone.freeze_blocks=2", "sparse.density=null", "threads=1"],
+)
+
+
+@pytest.mark.slow
+def test_steps_after_cached_blocks_have_the_flops_of_the_others() -> None:
+    whole = changed(FROZEN, {"train.prefix_cache_gb": 0.0})
+    evaluated, after = count(FROZEN, "evaluate"), count(FROZEN, "evaluate_cached")
+    assert count(whole, "evaluate").flops == evaluated.flops
+    first = evaluated.flops - after.flops
+    trained = count(whole, "train").flops - count(FROZEN, "train").flops
+    assert trained == first  # which have no gradients
+    backbone: Any = backbones.create(backbones.find(FROZEN.backbone), resolution=None)
+    depth = len(backbone.blocks)
+    assert 0.9 < first / evaluated.flops / (2 / depth) < 1.2  # and embed the patches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["train", "evaluate_cached"])
+def test_steps_after_cached_blocks_can_be_timed(task: str) -> None:
+    fixed, each = probe.seconds_of_batches(FROZEN, task, threads=1)
+    assert fixed + each > 0
+
+
+def test_an_image_of_a_cache_costs_what_evaluating_it_whole_costs_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    each = {"train": 5e-3, "evaluate": 3e-3, "evaluate_cached": 1e-3}
+    asked: list[str] = []
+
+    def seconds_of_batches(config: Config, task: str, *, threads: int) -> tuple[float, float]:
+        asked.append(task)
+        return 0.0, each[task]
+
+    monkeypatch.setattr(probe, "seconds_of_batches", seconds_of_batches)
+    monkeypatch.setattr(machines, "load_average", lambda: 0.0)
+    machine = ThisMachine(Calculator())
+    tasks = ["train", "evaluate_cached", "first_blocks"]
+    machine.prepare([Wanted(FROZEN, task, 1.0) for task in tasks])
+    assert sorted(asked) == sorted(each)
+    assert machine(FROZEN, tasks)["first_blocks"] == pytest.approx(2e-3)
+
+
+def test_a_known_machine_fills_a_cache_by_the_blocks_before_it() -> None:
+    machine = Elsewhere(known_machine("cpu2"), Calculator())
+    seconds = machine(FROZEN, ["evaluate", "evaluate_cached", "first_blocks"])
+    assert 0 < seconds["evaluate_cached"] < seconds["evaluate"]
+    assert seconds["first_blocks"] + seconds["evaluate_cached"] == pytest.approx(
+        seconds["evaluate"]
+    )
 
 
 def test_the_kinds_with_most_work_are_timed_first_and_the_rest_derived(

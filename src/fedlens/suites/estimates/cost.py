@@ -1,9 +1,10 @@
 """The work of a run, from its config alone: how many images it trains on, evaluates and so on.
 
 seconds ≈ Σ over tasks of images × seconds per image; the task "visit" counts visits of clients, and
-"solve" heads in closed form, whose sums XᵀX over images are the task "sums". Work that runs share
-(features, sums, masks) counts with the first run that needs it; early stopping and the cache lower
-it. No torch.
+"solve" heads in closed form, whose sums XᵀX over images are the task "sums". Where activations of
+frozen blocks are cached, "first_blocks" computes them and "evaluate_cached" begins after them. Work
+that runs share (features, activations, sums, masks) counts with the first run that needs it; early
+stopping and the cache lower it. No torch.
 """
 
 import json
@@ -19,6 +20,7 @@ from fedlens.analyses.grids import grid
 from fedlens.config.schema import Config, cohort_size, head_changes, head_only, rounds, visits
 from fedlens.registry import (
     RowSettings,
+    aggregator,
     backbone,
     dataset,
     engine,
@@ -30,9 +32,19 @@ from fedlens.registry import (
 
 # Seconds per image in units of a forward pass: a backward pass costs two, squares per example more.
 # A visit of a client moves the weights, whatever the images. Sums and heads are those of `BLOCKS`.
-RELATIVE_COST = {"train": 3.0, "evaluate": 1.0, "calibrate": 6.0, "visit": 3.0, "head": 0.001,
-                 "sums": 0.06, "solve": 1000.0}  # fmt: skip
+RELATIVE_COST = {
+    "train": 3.0,
+    "evaluate": 1.0,
+    "evaluate_cached": 0.5,
+    "first_blocks": 0.5,
+    "calibrate": 6.0,
+    "visit": 3.0,
+    "head": 0.001,
+    "sums": 0.06,
+    "solve": 1000.0,
+}
 BLOCKS = 12
+EVALUATIONS = ("evaluate", "evaluate_cached", "first_blocks")  # with batches of one size
 CLOSED_FORM = ("sums", "solve")  # on the CPU in float64, whatever the model is on
 WITHOUT_PIXELS = ("visit", "head")
 TRIED = {"l2": 9, "shrinkage": 6}  # values of a head's parameter, where it is chosen on validation
@@ -102,7 +114,9 @@ def work_of(config: Config) -> Work:
         evaluated += evaluations * sizes.test
     evaluated += again.images + again.last_images
     frozen = on_features(config)
-    images = {"head": trained + evaluated} if frozen else {"train": trained, "evaluate": evaluated}
+    images = {"head": trained + evaluated}
+    if not frozen:
+        images = {"train": trained, evaluation_task(config): evaluated}
     if config.federated.clients and not frozen:
         images["visit"] = round(total * _visits(config))
     if head[config.head.name].traits.get("by") == "training":
@@ -126,8 +140,7 @@ def work_at_the_end(config: Config) -> dict[str, int]:
     if not units(config):
         return {}
     again = _heads_again(config, sizes)
-    task = "head" if on_features(config) else "evaluate"
-    return {task: again.last_images + sizes.test, **again.last_work}
+    return {evaluation_task(config): again.last_images + sizes.test, **again.last_work}
 
 
 def analysis_work(command: str, config: Config) -> Mapping[str, int]:
@@ -205,7 +218,7 @@ def batch_of(config: Config, task: str) -> int:
         return max(1, Sizes.of(config).train // (config.federated.clients or 1))
     if task == "train":
         return min(config.train.batch_size, config.train.micro_batch or config.train.batch_size)
-    return config.evaluate.batch_size if task == "evaluate" else config.sparse.micro_batch
+    return config.evaluate.batch_size if task in EVALUATIONS else config.sparse.micro_batch
 
 
 def count_key(config: Config, task: str) -> str:
@@ -214,7 +227,7 @@ def count_key(config: Config, task: str) -> str:
     kinds = [sparse.biases, sparse.norms, sparse.embeddings]
     return _key(task, _architecture(config), config.backbone.freeze_blocks, train.trainable,
                 head_.freeze, kinds, dataset_sizes(config.data)["classes"],
-                batch_of(config, task))  # fmt: skip
+                batch_of(config, task), skips_blocks(config))  # fmt: skip
 
 
 def speed_key(config: Config, task: str) -> str:
@@ -225,7 +238,7 @@ def speed_key(config: Config, task: str) -> str:
         return _key(task, _architecture(config), dataset_sizes(config.data)["classes"],
                     batch_of(config, "sums"), factorisations(config))  # fmt: skip
     train, sparse = config.train, config.sparse
-    added = task != "evaluate" or not trainable[train.trainable.name].traits.get(
+    added = task not in EVALUATIONS or not trainable[train.trainable.name].traits.get(
         "whole_weights", True
     )
     key = [task, _architecture(config), train.trainable if added else None, train.precision,
@@ -233,7 +246,9 @@ def speed_key(config: Config, task: str) -> str:
     if task == "train":
         key += [config.backbone.freeze_blocks, config.head.freeze, train.batch_size,
                 train.optimizer.name, sparse.density is not None,
-                asdict(config.augment)]  # fmt: skip
+                asdict(config.augment), skips_blocks(config)]  # fmt: skip
+    if task == "evaluate_cached":
+        key += [config.backbone.freeze_blocks]
     if task == "calibrate":
         key += [config.backbone.freeze_blocks, sparse.labels, sparse.target]
     return _key(*key)
@@ -306,9 +321,45 @@ class Sizes:
 
 def on_features(config: Config) -> bool:
     """Whether the backbone is frozen and no image is augmented: it then sees each image once."""
+    return head_only(config) and not _augments(config)
+
+
+def skips_blocks(config: Config) -> bool:
+    """Whether activations of the frozen first blocks are cached, so that training begins there.
+
+    As far as `backbone.freeze_blocks` tells: on some machines it would change the last bits of
+    batches, a disk may be too small, and `last_blocks` freezes the first ones too.
+    """
+    train, federated = config.train, config.federated
+    if (
+        not config.backbone.freeze_blocks
+        or head_only(config)
+        or _augments(config)
+        or not train.prefix_cache_gb
+        or train.compile
+        or engine[config.engine.name].traits.get("remote", False)
+        or aggregator[config.algorithm.aggregator.name].traits.get("needs")
+    ):
+        return False
+    sizes, total = Sizes.of(config), units(config)
+    steps = visits(config) * federated.local_steps if federated.clients else steps_per_epoch(config)
+    looks = total // config.evaluate.every + total // (federated.refit_head or total + 1)
+    seen = total * steps * train.batch_size + looks * sizes.validation
+    return seen >= sizes.train + sizes.validation
+
+
+def evaluation_task(config: Config) -> str:
+    """The task of images that the model is evaluated on."""
+    if on_features(config):
+        return "head"
+    return "evaluate_cached" if skips_blocks(config) else "evaluate"
+
+
+def _augments(config: Config) -> bool:
     augment = config.augment
-    augments = augment.crop_padding or augment.flip or augment.colour_jitter or augment.randaugment
-    return head_only(config) and not augments
+    return bool(
+        augment.crop_padding or augment.flip or augment.colour_jitter or augment.randaugment
+    )
 
 
 def _evaluations(config: Config, total: int) -> int:
@@ -425,6 +476,11 @@ def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWo
         yield SharedWork(_key("train features", *cached), "evaluate", images)
     if features and sizes.test:
         yield SharedWork(_key("test features", *cached), "evaluate", sizes.test)
+    if skips_blocks(config):
+        before = [*cached, model.freeze_blocks]
+        images = sizes.train + sizes.validation
+        yield SharedWork(_key("train activations", *before), "first_blocks", images)
+        yield SharedWork(_key("test activations", *before), "first_blocks", sizes.test)
     if is_solved(config) and _keeps_sums(config):
         # The seed draws the validation split and the shards; the order of adding up is the shards'.
         clients = config.federated.clients

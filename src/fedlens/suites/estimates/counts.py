@@ -25,14 +25,23 @@ from fedlens.experiments.build import prepare
 from fedlens.models import heads
 from fedlens.models.architectures import backbones
 from fedlens.models.classifier import Classifier
+from fedlens.models.prefix import cut
 from fedlens.sparse.parameter_groups import maskable
-from fedlens.suites.estimates.cost import Count, batch_of, count_key, dataset_sizes
+from fedlens.suites.estimates.cost import (
+    EVALUATIONS,
+    Count,
+    batch_of,
+    count_key,
+    dataset_sizes,
+    skips_blocks,
+)
 
+AFTER_BLOCKS = ("train", "evaluate_cached")  # tasks that begin after frozen blocks, if any do
 BACKWARD = 2.5  # FLOPs of a fused attention's backward pass, in forward passes
 
 
 def count(config: Config, task: str) -> Count:
-    """The count of one task of a run: train, evaluate or calibrate."""
+    """The count of one task of a run: train, evaluate, evaluate_cached or calibrate."""
     return _count(_Hashed(config, count_key(config, task)), task)
 
 
@@ -57,7 +66,10 @@ def _count(hashed: _Hashed, task: str) -> Count:
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     masked = _masked(config, trained)
     images = batch_of(config, task)
-    flops, peak = _measured(model, images, resolution, task)
+    inputs = torch.empty(images, 3, resolution, resolution, device="meta")
+    if task in AFTER_BLOCKS and skips_blocks(config):
+        inputs = begin_after_blocks(model, config.backbone.freeze_blocks, inputs)
+    flops, peak = _measured(model, inputs, task)
     return Count(
         flops=flops / images,
         peak=peak,
@@ -78,15 +90,25 @@ def _masked(config: Config, trained: dict[str, nn.Parameter]) -> list[str]:
         return []
 
 
-def _measured(model: Classifier, images: int, resolution: int, task: str) -> tuple[float, int]:
+def begin_after_blocks(model: Classifier, blocks: int, images: torch.Tensor) -> torch.Tensor:
+    """Lets the model take activations after so many blocks; those of the images.
+
+    The images themselves if it cannot be cut there: then it takes these.
+    """
+    with torch.no_grad():
+        model.cut = cut(model.backbone, blocks, images[:2])
+        return images if model.cut is None else model.cut.first(model.backbone, images)
+
+
+def _measured(model: Classifier, inputs: torch.Tensor, task: str) -> tuple[float, int]:
     attention, flops, live = _Attention(), FlopCounterMode(display=False), _Live(model)
     with attention, flops, live:
-        inputs = torch.empty(images, 3, resolution, resolution, device="meta")
-        if task == "evaluate":
+        inputs = torch.empty_like(inputs)  # which is alive too
+        if task in EVALUATIONS:
             with torch.inference_mode():
                 model(inputs)
         else:
-            labels = torch.empty(images, dtype=torch.long, device="meta")
+            labels = torch.empty(len(inputs), dtype=torch.long, device="meta")
             loss = F.cross_entropy(model(inputs), labels)
             if loss.requires_grad:
                 torch.autograd.backward(loss)

@@ -27,6 +27,7 @@ from fedlens.runtime.machine import cores_allowed, load_average, processor
 from fedlens.suites.estimates.calculator import Calculator
 from fedlens.suites.estimates.cost import (
     CLOSED_FORM,
+    EVALUATIONS,
     HEAD_S,
     RELATIVE_COST,
     SUMS_WIDTH,
@@ -202,6 +203,8 @@ class Elsewhere:
             each = 2 * features**2 / (SUMS_RATE * cpu.single)
             fixed = SUMS_PASSES * 8 * features**2 / cpu.bandwidth
             return _closed_form_seconds(config, task, features, fixed, each)
+        if task == "first_blocks":
+            return _first_blocks(self, config)
         if task == "visit":
             model = 4 * self.counts.count(config, "train").parameters
             return VISIT_STEPS * UPDATE_PASSES * model / row.bandwidth
@@ -209,7 +212,7 @@ class Elsewhere:
         half = config.train.precision == "amp"
         rate = row.half * row.half_utilisation if half else row.single * row.utilisation
         images = batch_of(config, task)
-        passes = 1.0 if task == "evaluate" else 3.0
+        passes = 1.0 if task in EVALUATIONS else 3.0
         moved = passes * counted.peak / images * (0.5 if half else 1.0)
         weights = 4 * counted.parameters * (3 if task == "calibrate" else UPDATE_PASSES / images)
         return max(counted.flops / rate, (moved + weights) / row.bandwidth)
@@ -322,6 +325,8 @@ class ThisMachine:
     def _seconds(self, config: Config, task: str) -> float:
         if task == "head":
             return HEAD_S
+        if task == "first_blocks":
+            return _first_blocks(self, config)
         if task == "visit":
             return VISIT_STEPS * self._kind(config, "train").fixed
         if task in CLOSED_FORM:
@@ -522,11 +527,19 @@ def _check(content: Any) -> None:
 def _timed_as(one: Wanted) -> Wanted | None:
     """The step to time for it: a visit costs a part of a training step, a head nothing.
 
-    A head in closed form costs as much as sums of so many images.
+    A head in closed form costs as much as sums of so many images, and the first blocks what the
+    others leave of an evaluation.
     """
     if one.task == "head":
         return None
-    return one._replace(task={"visit": "train", "solve": "sums"}.get(one.task, one.task))
+    instead = {"visit": "train", "solve": "sums", "first_blocks": "evaluate"}
+    return one._replace(task=instead.get(one.task, one.task))
+
+
+def _first_blocks(machine: Machine, config: Config) -> float:
+    """Seconds of an image in the blocks before those that `evaluate_cached` computes."""
+    seconds = machine(config, ["evaluate", "evaluate_cached"])
+    return max(0.0, seconds["evaluate"] - seconds["evaluate_cached"])
 
 
 def _closed_form_seconds(
@@ -546,7 +559,12 @@ def _closed_form_seconds(
 def _name(config: Config, task: str) -> str:
     if task == "sums":
         return "sums of features"
-    verb = {"train": "training", "evaluate": "evaluation", "calibrate": "calibration"}
+    verb = {
+        "train": "training",
+        "evaluate": "evaluation",
+        "evaluate_cached": "evaluation from cached activations",
+        "calibrate": "calibration",
+    }
     resolution = config.backbone.resolution
     at = f" at {resolution} px" if resolution else ""
     return f"{verb[task]} of {config.backbone.name}{at}"

@@ -11,6 +11,7 @@ from fedlens.registry import correction as corrections
 from fedlens.registry import dataset
 from fedlens.suites.estimates.cost import (
     CLOSED_FORM,
+    EVALUATIONS,
     Count,
     Sizes,
     dataset_sizes,
@@ -33,7 +34,7 @@ def counted_tasks(config: Config) -> list[str]:
     work = work_of(config)
     found = {task for task, images in work.images.items() if images}
     found |= {part.task for part in work.shared}
-    return sorted((found | {"evaluate"}) - {"head", "visit", *CLOSED_FORM})
+    return sorted((found - {"head", "visit", *EVALUATIONS, *CLOSED_FORM}) | {"evaluate"})
 
 
 def peak_memory(

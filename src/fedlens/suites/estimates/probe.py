@@ -16,7 +16,7 @@ from torch import nn
 from fedlens import rng
 from fedlens.config.compose import row_of
 from fedlens.config.schema import Config, batch_norm
-from fedlens.data.examples import ImageExamples
+from fedlens.data.examples import Examples, ImageExamples, TensorExamples
 from fedlens.data.images import Images
 from fedlens.data.transforms import Augmentation, Pipeline
 from fedlens.experiments import settings
@@ -25,6 +25,7 @@ from fedlens.models import heads
 from fedlens.models.architectures import backbones, onednn
 from fedlens.models.classifier import Classifier
 from fedlens.models.heads import Statistics
+from fedlens.models.prefix import Cut
 from fedlens.rng import Stream
 from fedlens.runtime.allocator import keep_large_blocks
 from fedlens.runtime.device import choose_device
@@ -33,7 +34,8 @@ from fedlens.sparse.masks import Masks
 from fedlens.sparse.parameter_groups import maskable
 from fedlens.sparse.sensitivity.fisher import sensitivity
 from fedlens.sparse.sensitivity.per_example_gradients import SquaredGradients
-from fedlens.suites.estimates.cost import SUMS_WIDTH, dataset_sizes
+from fedlens.suites.estimates.cost import SUMS_WIDTH, dataset_sizes, skips_blocks
+from fedlens.suites.estimates.counts import begin_after_blocks
 from fedlens.training.evaluate import evaluate
 from fedlens.training.precision import choose as choose_precision
 from fedlens.training.step import Tally, local_step
@@ -129,6 +131,7 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
         multiply_by_onednn(config, model.backbone)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     masks = _masks(config, trained)
+    after, cached = _after_blocks(config, model, examples)
     stream, step = Stream(0, ("probe",)), settings.step(config, precision)
     make = settings.optimizer(config).make
     optimizer = make(trained.items(), masks, lr=1e-6) if trained else None
@@ -136,19 +139,28 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
 
     def train(index: torch.Tensor) -> None:
         assert optimizer is not None
-        width = model.head.in_features
+        model.cut, width = after, model.head.in_features
         local_step(
-            model, optimizer, augmented_examples, index, step, Tally(), stream=stream, step=0,
-            width=width,
+            model, optimizer, cached or augmented_examples, index, step, Tally(), stream=stream,
+            step=0, width=width,
         )  # fmt: skip
 
-    def validate(index: torch.Tensor) -> None:
-        part = ImageExamples(images, index, plain)
+    def validate(part: Examples) -> None:
         evaluate(
-            model, part, classes=model.head.out_features, batch_size=len(index), precision=precision
+            model, part, classes=model.head.out_features, batch_size=len(part), precision=precision
         )
 
+    def validate_images(index: torch.Tensor) -> None:
+        model.cut = None
+        validate(ImageExamples(images, index, plain))
+
+    def validate_cached(index: torch.Tensor) -> None:
+        assert cached is not None
+        model.cut = after
+        validate(TensorExamples(cached.inputs[index], cached.labels[index]))
+
     def calibrate(index: torch.Tensor) -> None:
+        model.cut = None
         if not squares:
             squares.append(SquaredGradients(model, list(masks), examples.batch(index[:2])))
         sparse = config.sparse
@@ -159,7 +171,8 @@ def _steps(config: Config) -> dict[str, tuple[Step, int]]:
 
     return {
         "train": (train, config.train.batch_size),
-        "evaluate": (validate, config.evaluate.batch_size),
+        "evaluate": (validate_images, config.evaluate.batch_size),
+        "evaluate_cached": (validate_cached, config.evaluate.batch_size),
         "calibrate": (calibrate, config.sparse.micro_batch),
     }
 
@@ -175,6 +188,19 @@ def _sums() -> tuple[Step, int]:
         total[0] = total[0] + Statistics.of(features[index], labels[index], SUMS_IMAGES)
 
     return add, SUMS_IMAGES
+
+
+def _after_blocks(
+    config: Config, model: Classifier, examples: ImageExamples
+) -> tuple[Cut | None, TensorExamples | None]:
+    """Where the run begins if activations of frozen blocks are cached, and such activations."""
+    if not skips_blocks(config):
+        return None, None
+    few = examples.batch(torch.arange(2))
+    sample = begin_after_blocks(model, config.backbone.freeze_blocks, few)
+    draw = rng.generator(0, "probe", "activations")
+    inputs = torch.randn((len(examples), *sample.shape[1:]), generator=draw)
+    return model.cut, TensorExamples(inputs.to(sample.device), examples.labels)
 
 
 def _noise(count: int, classes: int) -> Images:
