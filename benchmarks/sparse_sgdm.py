@@ -1,12 +1,14 @@
 """An optimizer step on masked weights against the three of `torch.optim.SGD`: time and memory.
 
 SGD is a loop over tensors by default, with the same bits as ours; `foreach=True` is what the target
-is about; `fused=True` moves the least memory and rounds differently. The parameters are those of
-ViT-S/16, with gradients of full size and random masks over every parameter; momentum 0.9 and weight
-decay 1e-4. Run: python benchmarks/sparse_sgdm.py
+is about; `fused=True` moves the least memory and rounds differently, ours too. Ours is measured in
+both ways, and its fastest counts. The parameters are those of ViT-S/16, with gradients of full size
+and random masks over every parameter; momentum 0.9 and weight decay 1e-4.
+Run: python benchmarks/sparse_sgdm.py
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import timm
@@ -47,13 +49,13 @@ def steps(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
     return work
 
 
-def sparse_sgdm(density: float) -> SparseSGDM:
+def sparse_sgdm(density: float, *, fused: bool) -> SparseSGDM:
     model, draw = parameters_with_gradients(), rng.generator(0, "masks")
     masks = {
         name: torch.rand(parameter.shape, generator=draw) < density
         for name, parameter in model.named_parameters()
     }
-    return SparseSGDM(model.named_parameters(), **OPTIONS, masks=masks)
+    return SparseSGDM(model.named_parameters(), **OPTIONS, masks=masks, fused=fused)
 
 
 def main() -> None:
@@ -61,18 +63,19 @@ def main() -> None:
     weights = parameters_with_gradients()
     figures, rows = {}, []
     for density in MAX_TIME:
-        sparse = sparse_sgdm(density)
-        for kind, choice in SGD.items():
+        for (kind, choice), fused in product(SGD.items(), (False, True)):
+            sparse = sparse_sgdm(density, fused=fused)
             dense = torch.optim.SGD(weights.parameters(), **OPTIONS, **choice)
             comparison = compare({"fedlens": steps(sparse), "SGD": steps(dense)}, uncertainty=0.02)
-            figures[f"time_{density}_{kind}"] = 1 / comparison.ratio
+            name, time = f"time_{density}_{kind}", 1 / comparison.ratio
+            figures[name] = min(time, figures.get(name, time))
             milliseconds = [f"{1000 / comparison.speed(side):.1f}" for side in comparison.speeds]
-            ratio, repeats = f"{1 / comparison.ratio:.3f}", str(len(comparison.ratios))
-            rows.append([f"{density}", kind, *milliseconds, ratio, repeats])
+            ours = "fused" if fused else "default"
+            rows.append([f"{density}", ours, kind, *milliseconds, f"{time:.3f}"])
         shares = {what: size / memory(dense)["state"] for what, size in memory(sparse).items()}
         figures |= {f"{what}_{density}": share for what, share in shares.items()}
     print(f"ViT-S/16, {torch.get_num_threads()} threads; milliseconds per step")
-    print_table(["density", "SGD", "fedlens ms", "SGD ms", "time ratio", "repeats"], rows)
+    print_table(["density", "fedlens", "SGD", "fedlens ms", "SGD ms", "time ratio"], rows)
     print(
         f"at density 0.1, of SGD's momentum: momentum {figures['state_0.1']:.3f}, "
         f"index {figures['index_0.1']:.3f}"

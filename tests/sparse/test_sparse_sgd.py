@@ -118,14 +118,18 @@ def test_hundreds_of_steps_of_a_real_network_are_those_of_sgd_bit_for_bit() -> N
 
 
 @settings(max_examples=25)
-@given(OPTIONS, SHAPES, st.integers(1, 6), st.sampled_from([0.0, 0.2, 0.7]), st.integers(0, 99))
+@given(
+    OPTIONS, SHAPES, st.integers(1, 6), st.sampled_from([0.0, 0.2, 0.7]), st.integers(0, 99),
+    st.booleans(),
+)  # fmt: skip
 def test_trained_entries_follow_sgd_and_frozen_ones_never_move(
-    options: dict[str, Any], shapes: list[list[int]], steps: int, density: float, seed: int
-) -> None:
+    options: dict[str, Any], shapes: list[list[int]], steps: int, density: float, seed: int,
+    fused: bool,
+) -> None:  # fmt: skip
     """The slow obvious way: dense SGD, whose frozen weights are put back after every step."""
     ours, theirs = (Bag(shapes, dtype=torch.float64) for _ in range(2))
     start, masks = values(ours), drawn_masks(ours, seed, density)
-    sparse = SparseSGDM(ours.named_parameters(), masks=masks, **options)
+    sparse = SparseSGDM(ours.named_parameters(), masks=masks, fused=fused, **options)
     dense = torch.optim.SGD(theirs.parameters(), **options)
     for step in range(steps):
         ours.grads(step)

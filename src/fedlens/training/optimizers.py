@@ -92,11 +92,11 @@ class AdamW:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Makes torch's own SGD or AdamW step by one pass over memory; whether that was possible.
+    """Makes SGD, AdamW or SparseSGDM step by one pass over memory; whether that was possible.
 
     On the CPU in float32 only, and equal up to rounding.
     """
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.AdamW):
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.AdamW, SparseSGDM):
         return False
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in parameters):

@@ -7,6 +7,7 @@ nothing is stored, decayed or written elsewhere. Iurada et al., 2025, arXiv:2504
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -24,6 +25,8 @@ class SparseSGDM(MaskedOptimizer):
         weight_decay: λ, as in SGD.
         nesterov: Nesterov momentum, which needs momentum > 0 and no dampening.
         maximize: Climb instead of descending.
+        fused: One pass over the entries instead of four, as in SGD: faster, equal up to rounding.
+            On the CPU in float32 only.
         masks: Name → bool tensor: of these parameters, only the entries that are True are trained.
 
     Examples:
@@ -49,6 +52,7 @@ class SparseSGDM(MaskedOptimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        fused: bool = False,
         masks: Mapping[str, Tensor],
     ) -> None:
         refuse_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -61,6 +65,7 @@ class SparseSGDM(MaskedOptimizer):
             "weight_decay": weight_decay,
             "nesterov": nesterov,
             "maximize": maximize,
+            "fused": fused,
         }
         super().__init__(params, defaults, masks=masks)
 
@@ -68,6 +73,9 @@ class SparseSGDM(MaskedOptimizer):
         self, weights: Tensor, grad: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> None:
         """With SGD's own kernels in SGD's order, so that the bits are SGD's."""
+        if group.get("fused"):  # older checkpoints do not say
+            _fused_move(weights, grad, state, group)
+            return
         if group["maximize"]:
             grad = -grad
         if group["weight_decay"] != 0:
@@ -80,3 +88,23 @@ class SparseSGDM(MaskedOptimizer):
                 velocity.mul_(group["momentum"]).add_(grad, alpha=1 - group["dampening"])
             grad = grad.add(velocity, alpha=group["momentum"]) if group["nesterov"] else velocity
         weights.add_(grad, alpha=-group["lr"])
+
+
+def _fused_move(
+    weights: Tensor, grad: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+) -> None:
+    first = "momentum_buffer" not in state
+    if first and group["momentum"]:
+        state["momentum_buffer"] = torch.empty_like(grad)  # the first step writes it
+    torch._fused_sgd_(
+        [weights],
+        [grad],
+        [state["momentum_buffer"]] if group["momentum"] else [],
+        lr=group["lr"],
+        momentum=group["momentum"],
+        dampening=group["dampening"],
+        weight_decay=group["weight_decay"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        is_first_step=first,
+    )
