@@ -166,10 +166,14 @@ def test_the_differences_between_chains_are_those_of_their_table() -> None:
     same = [trials["iid"][lr] - trials["classes"][lr] for lr in (0.003, 0.01)]
     assert f"it is {same[0]:.2f} or {same[1]:.2f} points" in told
     assert f"the difference is {same[1]:.2f} points" in told
+    for short in (Chain("", 0, steps=2, refit=5), SHORT):
+        iid, classes = (chain_rates(short._replace(partition=name)) for name in trials)
+        reached, below = max(classes.values()), max(iid.values()) - max(classes.values())
+        assert re.search(rf"{reached:.2f}[^.]*, {below:.2f} points below", told)
+    assert re.search(rf"it\s+is {classes[0.03] - iid[0.03]:.2f} points above", told)
     curves = [run.journal("metrics").read() for run in runs(SECOND / "tuning.tar.xz")]
-    known = {
-        f"{100 * one['validation']['top1']:.2f} %" for c in curves for one in c if one["round"] == 8
-    }
+    looks = [one for curve in curves for one in curve if one["round"] == 8 and "validation" in one]
+    known = {f"{100 * one['validation']['top1']:.2f} %" for one in looks}
     assert set(re.findall(r"\d+\.\d\d %", told)) <= known
 
 
