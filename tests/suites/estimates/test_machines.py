@@ -362,12 +362,17 @@ def test_sums_need_no_count_of_their_own() -> None:
 
 
 def test_peak_memory_by_hand() -> None:
-    """1000 weights, 100 images of 3 kB: 4 bytes each, with momentum; 5 kB alive in a step."""
+    """1000 weights, 100 images of 3 kB: 4 bytes each, with momentum; 500 MB alive in a step.
+
+    While images are read there are three copies of all 20,000.
+    """
     config = pico("data.train_per_class=1", "head=linear")
     model = Count(flops=1, peak=2_000, parameters=1000, trained=1000, masked=0, features=10)
-    counts = {"evaluate": model, "train": Count(1, 5_000_000, 1000, 1000, 0, 10)}
-    expected = 10**6 + 1.1 * (100 * 3072 + 4_000 + 4_000 + 5_000_000)
+    counts = {"evaluate": model, "train": Count(1, 500_000_000, 1000, 1000, 0, 10)}
+    expected = 10**6 + 1.1 * (100 * 3072 + 4_000 + 4_000 + 500_000_000)
     assert peak_memory(config, counts, 10**6) == pytest.approx(expected)
+    small = {**counts, "train": model}
+    assert peak_memory(config, small, 10**6) == pytest.approx(10**6 + 1.1 * 3 * 20_000 * 3072)
     federated = compose("quickstart_fedavg", ["data.train_per_class=1"])
     more = peak_memory(federated, counts, 10**6) - peak_memory(config, counts, 10**6)
     assert more == pytest.approx(1.1 * 1000 * (4 * 4 + 8))  # model, update, two sums; one double

@@ -46,7 +46,7 @@ def peak_memory(
     """
     images = _image_bytes(config)
     alive = [images + phase for phase in _phases(config, counts)]
-    read = 0 if on_device else COPIES_WHILE_READ * images
+    read = 0 if on_device else COPIES_WHILE_READ * _image_bytes(config, all_of_them=True)
     return round(process + SPARE * max(*alive, read))
 
 
@@ -114,11 +114,14 @@ def _remembered_bytes(config: Config) -> float:
     return total + (SUM if average.name != "none" else 0)
 
 
-def _image_bytes(config: Config) -> float:
-    """Of the training images; those of datasets with images of all sizes stay in a mapped file."""
+def _image_bytes(config: Config, *, all_of_them: bool = False) -> float:
+    """Of the training images; those of datasets with images of all sizes stay in a mapped file.
+
+    All of them are read, also where only a part of them is kept.
+    """
     size = dataset[config.data.name].traits.get("image_size")
     known, per_class = dataset_sizes(config.data), config.data.train_per_class
     images = known["train_images"]
-    if per_class:
+    if per_class and not all_of_them:
         images = min(images, per_class * known["classes"])
     return 3 * size**2 * images if size else 0
