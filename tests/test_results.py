@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -175,6 +176,32 @@ def test_the_differences_between_chains_are_those_of_their_table() -> None:
     looks = [one for curve in curves for one in curve if one["round"] == 8 and "validation" in one]
     known = {f"{100 * one['validation']['top1']:.2f} %" for one in looks}
     assert set(re.findall(r"\d+\.\d\d %", told)) <= known
+
+
+def test_bytes_and_gradients_of_short_visits_are_those_of_the_records() -> None:
+    page = PAGE.partition("## A chain of clients")[2].partition("These numbers")[0]
+    told = " ".join(page.split())
+    gigabytes, norms = {}, {}
+    for run in runs(SECOND / "tuning.tar.xz"):
+        config = run.read_config()
+        federated, clip = config["federated"], config["train"]["clip_norm"]
+        if config["algorithm"]["sampling"]["name"] != "chain":
+            continue
+        rounds = [one for one in run.journal("metrics").read() if one["round"]]
+        heads = sum(one.get("refit", {}).get("bytes_up", 0) for one in rounds)
+        visits = sum(one["bytes_down"] + one["bytes_up"] for one in rounds) - heads
+        if federated["refit_head"] == 10:
+            gigabytes[federated["local_steps"]] = f"{visits / 1e9:.1f}", f"{heads / 1e9:.1f}"
+        if (federated["local_steps"], config["train"]["lr"]) == (1, 0.03):
+            lengths = [norm / one["lr"] for one in rounds for norm in one["update_norms"]]
+            norms[config["partition"]["name"], clip] = lengths
+    (four, heads_of_four), (one, heads_of_one) = gigabytes[4], gigabytes[1]
+    assert f"J = 4 take {four} GB for weights and heads, the 1,280 of J = 1 {one} GB" in told
+    assert f"takes {heads_of_four} and {heads_of_one} GB more" in told
+    iid, free, clipped = norms["iid", 10], norms["classes", None], norms["classes", 10]
+    assert f"is {median(free):.1f} at Nc=1, and {median(iid):.1f} with IID data" in told
+    shares = [100 * sum(norm > 9.99 for norm in some) / len(some) for some in (clipped, iid)]
+    assert f"{shares[0]:.0f} % of them at Nc=1 and {shares[1]:.0f} % with IID data" in told
 
 
 @pytest.mark.parametrize(
