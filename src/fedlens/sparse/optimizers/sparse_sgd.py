@@ -26,7 +26,6 @@ class SparseSGDM(MaskedOptimizer):
         nesterov: Nesterov momentum, which needs momentum > 0 and no dampening.
         maximize: Climb instead of descending.
         fused: One pass over the entries instead of four, as in SGD: faster, equal up to rounding.
-            On the CPU in float32 only.
         masks: Name → bool tensor: of these parameters, only the entries that are True are trained.
 
     Examples:

@@ -130,7 +130,7 @@ def work_at_the_start(config: Config) -> dict[str, int]:
     """Task → images, or heads, of the first head in closed form, before all epochs or rounds."""
     if not is_solved(config):
         return {}
-    own = {} if _keeps_sums(config) else {"sums": Sizes.of(config).train}
+    own = {"sums": Sizes.of(config).train} if _is_remote(config) else {}
     return {**own, "solve": round(_read_share(config) ** 3)}
 
 
@@ -337,7 +337,7 @@ def skips_blocks(config: Config) -> bool:
         or _augments(config)
         or not train.prefix_cache_gb
         or train.compile
-        or engine[config.engine.name].traits.get("remote", False)
+        or _is_remote(config)
         or aggregator[config.algorithm.aggregator.name].traits.get("needs")
     ):
         return False
@@ -387,9 +387,9 @@ def factorisations(config: Config) -> int:
     return 0
 
 
-def _keeps_sums(config: Config) -> bool:
-    """Whether other runs find the sums of the first head in the cache: not of remote clients."""
-    return not engine[config.engine.name].traits.get("remote", False)
+def _is_remote(config: Config) -> bool:
+    """Whether clients are on other hosts: no sums or activations of theirs are cached here."""
+    return bool(engine[config.engine.name].traits.get("remote", False))
 
 
 def _read_share(config: Config) -> float:
@@ -481,7 +481,7 @@ def _shared(config: Config, sizes: "Sizes", features: bool) -> Iterable[SharedWo
         images = sizes.train + sizes.validation
         yield SharedWork(_key("train activations", *before), "first_blocks", images)
         yield SharedWork(_key("test activations", *before), "first_blocks", sizes.test)
-    if is_solved(config) and _keeps_sums(config):
+    if is_solved(config) and not _is_remote(config):
         # The seed draws the validation split and the shards; the order of adding up is the shards'.
         clients = config.federated.clients
         shards = [clients, config.partition] if clients else None
