@@ -26,6 +26,7 @@ from tests.integration.conftest import FEDERATED, Tiny, facts, interrupted_at
 
 LAST = ["train.trainable=last_blocks:1", "train.epochs=2"]
 DEEP = ["sparse.density=0.02", "sparse.rule=random", "backbone.freeze_blocks=2"]
+LORA = ["train.trainable=lora", "train.trainable.rank=2", "backbone.freeze_blocks=2"]
 RESNET = [
     "backbone=timm:test_resnet", "backbone.resolution=32", "train.trainable=last_blocks:2",
     "backbone.batch_norm=averaged",
@@ -75,8 +76,18 @@ def started(config: Config) -> Experiment:
         [*DEEP, "head=ridge", *FEDERATED],
         [*RESNET, *FEDERATED],
         [*SOLVED_AGAIN, *FEDERATED, "federated.rounds=3"],
+        [*LORA, *FEDERATED, "train.trainable.average=products"],
+        ["train.trainable=biases_and_norms", "backbone.freeze_blocks=2", *FEDERATED],
     ],
-    ids=["central", "parallel", "deep masks", "BatchNorm after the cut", "deep head solved again"],
+    ids=[
+        "central",
+        "parallel",
+        "deep masks",
+        "BatchNorm after the cut",
+        "deep head solved again",
+        "LoRA after frozen blocks",
+        "biases after frozen blocks",
+    ],
 )
 def test_a_cached_run_has_the_bits_of_the_whole_model(
     words: list[str], tiny: Tiny, caplog: pytest.LogCaptureFixture

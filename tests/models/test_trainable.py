@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedlens.errors import FedlensError
+from fedlens.models.architectures import blocks
 from fedlens.models.classifier import Classifier
 from fedlens.models.trained_parts import lora
 from fedlens.registry import trainable
@@ -98,6 +99,21 @@ def test_lora_on_some_layers_and_on_none() -> None:
         with_lora(layers="nothing")
     with pytest.raises(FedlensError, match="Conv2d has no linear map to put LoRA on"):
         lora.add(nn.Conv2d(3, 4, 3), STREAM, rank=1, alpha=1, layers="", average="factors")
+
+
+def test_frozen_maps_get_no_factors() -> None:
+    backbone = vit()
+    blocks.freeze_blocks(backbone, 2)
+    lora.add(backbone, STREAM, rank=1, alpha=1, layers="", average="factors")
+    deep = {
+        name
+        for name, module in vit().named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith(("blocks.0.", "blocks.1."))
+    }
+    assert {one.plain.removesuffix(".weight") for one in lora.names(backbone)} == deep
+    frozen = vit().requires_grad_(False)
+    with pytest.raises(FedlensError, match="are frozen: lower backbone.freeze_blocks"):
+        lora.add(frozen, STREAM, rank=1, alpha=1, layers="", average="factors")
 
 
 def test_a_model_with_factors_is_copied_and_sent_to_another_process() -> None:

@@ -109,9 +109,9 @@ def check(config: Config) -> None:
             "backbone.pretrained=false takes no file: leave backbone.weights and sha256 out",
         ),
         (
-            config.backbone.freeze_blocks == 0 or train.trainable.name == "full",
-            "backbone.freeze_blocks goes with train.trainable=full, not with "
-            f"{trainable.spelled(train.trainable)}",
+            config.backbone.freeze_blocks == 0 or _suits_frozen_blocks(train.trainable.name),
+            "backbone.freeze_blocks goes with train.trainable=full, biases_and_norms or lora, not "
+            f"with {trainable.spelled(train.trainable)}",
         ),
         (
             config.evaluate.test or not config.evaluate.test_curve,
@@ -178,6 +178,12 @@ def _optimizer_checks(config: Config) -> list[tuple[bool, str]]:
             f"train.optimizer={optimizer.name}: use train.optimizer=sgd",
         ),
     ]
+
+
+def _suits_frozen_blocks(part: str) -> bool:
+    """Whether that part of a backbone can be trained in its other blocks alone."""
+    traits = trainable[part].traits
+    return part != "last_blocks" and not (traits.get("head_only") or traits.get("linearised"))
 
 
 def _trainable_checks(config: Config) -> list[tuple[bool, str]]:

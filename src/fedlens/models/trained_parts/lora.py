@@ -53,17 +53,23 @@ class FactorNames:
 def add(
     backbone: nn.Module, stream: Stream, *, rank: int, alpha: float, layers: str, average: str
 ) -> None:
-    """Freezes the backbone and puts factors on its linear maps whose names contain `layers`."""
-    backbone.requires_grad_(False)
-    maps = {
+    """Puts factors on the linear maps whose names contain `layers`, and freezes all else.
+
+    Maps that are frozen already get none.
+    """
+    named = {
         name: module
         for name, module in backbone.named_modules()
         if isinstance(module, nn.Linear) and layers in name
     }
+    maps = {name: module for name, module in named.items() if module.weight.requires_grad}
+    backbone.requires_grad_(False)
+    if named and not maps:
+        raise FedlensError("All linear maps for LoRA are frozen: lower backbone.freeze_blocks.")
     if not maps:
-        named = f" whose name contains '{layers}'" if layers else ""
+        asked = f" whose name contains '{layers}'" if layers else ""
         raise FedlensError(
-            f"{type(backbone).__name__} has no linear map{named} to put LoRA on: "
+            f"{type(backbone).__name__} has no linear map{asked} to put LoRA on: "
             + ("change train.trainable.layers." if layers else "choose another train.trainable.")
         )
     for name, module in maps.items():
