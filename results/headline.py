@@ -11,12 +11,13 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
+import partitions_figure
 from fedlens.reporting.study import labels, runs
 from fedlens.reporting.study.comparison import chosen, grouped
 from fedlens.reporting.study.runs import Method
+from partitions_figure import ENDS
 
 COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")
 STEPS, DENSITY, CALIBRATION = 4, 0.1, 4  # of the headline; sweeps of them are in the report
@@ -70,38 +71,12 @@ def short_headline(places: Iterable[Path]) -> str:
 
 
 def draw(places: Iterable[Path], target: Path) -> None:
-    """The README's rows as a figure: IID data and one class per client, joined by a line."""
-    from fedlens.reporting.figures import style
-
-    rows = _short_rows(places)
-    names = [fill(label, 46) for label in rows]
-    ends = {"IID": "IID data", "Nc=1": "one class per client (Nc=1)"}
-    with style.paper():
-        left = max(map(style.text_width, names)) + 0.12
-        figure, ((axes,),) = style.panels(1, 1, width=style.TEXT, height=2.8, left=left, top=0.3)
-        for place, row in enumerate(rows.values()):
-            found = [method for column in ends if (method := _at(row, column))]
-            means = [method.test.mean for method in found]
-            axes.plot(means, [place] * len(found), color=style.GREY, linewidth=0.8, zorder=1)
-        for (column, label), look in zip(ends.items(), style.LOOKS, strict=False):
-            places_ = [place for place, row in enumerate(rows.values()) if _at(row, column)]
-            tests = [method.test for row in rows.values() if (method := _at(row, column))]
-            axes.errorbar(
-                [test.mean for test in tests],
-                places_,
-                xerr=[test.half or 0 for test in tests],
-                fmt=look.marker,
-                color=look.colour,
-                capsize=2,
-                label=label,
-            )
-        axes.set_yticks(range(len(rows)), names)
-        axes.invert_yaxis()
-        axes.set_xlim(left=0)
-        axes.set_xlabel("test accuracy [%]")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-        style.plain(axes, "x")
-        style.save(figure, target)
+    """The README's rows as a figure."""
+    rows = {
+        label: {column: method.test for column in ENDS if (method := _at(row, column))}
+        for label, row in _short_rows(places).items()
+    }
+    partitions_figure.draw(rows, target)
 
 
 def _methods(places: Iterable[Path]) -> list[Method]:

@@ -4,7 +4,9 @@ Test top-1 in %, mean ± 95 % t-interval over seeds; the number of seeds is in b
 size is a difference in standard deviations between seeds. p-values are corrected over all contrasts
 that the suite states, also those whose runs are missing.
 
-    python results/suite_table.py SUITE RECORDS
+    python results/suite_table.py SUITE RECORDS                    all cells, all answers
+    python results/suite_table.py SUITE RECORDS --short            the rows of the README
+    python results/suite_table.py SUITE RECORDS --figure FILE.png  these as a figure
 """
 
 import argparse
@@ -12,15 +14,34 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import partitions_figure
 from fedlens.reporting.study import contrasts, runs
 from fedlens.reporting.study.content import Answer
-from fedlens.reporting.study.statistics import estimate
+from fedlens.reporting.study.statistics import Estimate, estimate
 from fedlens.store.run_folder import RunFolder
 from fedlens.store.run_folder import runs as folders
 from fedlens.suites.plan import folder_of
 from fedlens.suites.suite import SLASH, find
 
 Accuracies = dict[tuple[str, str], list[float]]  # row and column → test accuracy in %, by seed
+
+COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")  # partitions, wherever a label has them
+SHORT_COLUMNS = ("IID", "Nc=1")
+SHORT = {  # the README's rows → those of the suite cifar100
+    "Closed-form head on the class token, no training": "closed-form heads / class token",
+    "Closed-form head on 12 blocks, no training": "closed-form heads / 12 blocks",
+    "Linear head trained, backbone frozen": "trained heads / J=4",
+    "FedAvg, linear head trained jointly": "linear head trained jointly / J=4",
+    "FedAvg, closed-form head frozen": "FedAvg / J=4",
+    "FedAvg of a random 10 % of the weights": "mask rules / random",
+    "FedAvg of the least sensitive 10 % (TaLoS)": "mask rules / least sensitive",
+    "Cyclic FedAvg, head solved again": "averaging, head solved again every cycle / dense",
+    "Chain of clients, head solved again": "chain, head solved again every cycle / dense",
+    "Chain of short visits, random 40 % of the weights, head solved again": (
+        "chain of short visits, head solved again every cycle / random 40 %"
+    ),
+}
+START = 45  # of the figure's axis
 
 
 def accuracies(suite: str, records: Path) -> Accuracies:
@@ -30,13 +51,36 @@ def accuracies(suite: str, records: Path) -> Accuracies:
     for cell in find(suite).cells():
         run = found.get(folder_of(cell.config).name)
         if run is not None and run.result and "test" in run.result:
-            row = SLASH.join(filter(None, (cell.section, cell.row)))
-            cells.setdefault((row, cell.column), []).append(100 * run.result["test"]["top1"])
+            cells.setdefault(_place(cell.label), []).append(100 * run.result["test"]["top1"])
     return cells
 
 
+def _place(label: str) -> tuple[str, str]:
+    parts = label.split(SLASH)
+    columns = [part for part in parts if part in COLUMNS]
+    return SLASH.join(part for part in parts if part not in COLUMNS), "".join(columns)
+
+
+def short(cells: Accuracies) -> Accuracies:
+    """The README's rows, as far as they have runs."""
+    return {
+        (label, column): cells[row, column]
+        for label, row in SHORT.items()
+        for column in SHORT_COLUMNS
+        if (row, column) in cells
+    }
+
+
+def draw(cells: Accuracies, target: Path) -> None:
+    rows: dict[str, dict[str, Estimate]] = {}
+    for (label, column), values in short(cells).items():
+        rows.setdefault(label, {})[column] = estimate(values)
+    partitions_figure.draw(rows, target, start=START)
+
+
 def table(cells: Accuracies) -> Iterator[str]:
-    columns = list(dict.fromkeys(column for _, column in cells))
+    found = {column for _, column in cells}
+    columns = [column for column in (*COLUMNS, "") if column in found]
     yield _line(["test top-1 in %", *columns])
     yield _line(["---"] * (1 + len(columns)))
     for row in dict.fromkeys(row for row, _ in cells):
@@ -82,9 +126,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Records of a suite as Markdown.")
     parser.add_argument("suite")
     parser.add_argument("records", type=Path)
+    parser.add_argument("--short", action="store_true", help="only the rows of the README")
+    parser.add_argument("--figure", type=Path, help="draw the rows of the README into this file")
     given = parser.parse_args()
-    lines = [*table(accuracies(given.suite, given.records)), ""]
-    lines += answer_table(answers(given.suite, given.records))
+    cells = accuracies(given.suite, given.records)
+    if given.figure:
+        draw(cells, given.figure)
+    if given.short:
+        lines = [*table(short(cells))]
+    else:
+        lines = [*table(cells), "", *answer_table(answers(given.suite, given.records))]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
