@@ -13,8 +13,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 
-import partitions_figure
 from fedlens.reporting.study import contrasts, runs
 from fedlens.reporting.study.content import Answer
 from fedlens.reporting.study.statistics import Estimate, estimate
@@ -26,7 +26,7 @@ from fedlens.suites.suite import SLASH, find
 Accuracies = dict[tuple[str, str], list[float]]  # row and column → test accuracy in %, by seed
 
 COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")  # partitions, wherever a label has them
-SHORT_COLUMNS = ("IID", "Nc=1")
+SHORT_COLUMNS = {"IID": "IID data", "Nc=1": "one class per client (Nc=1)"}
 SHORT = {  # the README's rows → those of the suite cifar100
     "Closed-form head on the class token, no training": "closed-form heads / class token",
     "Closed-form head on 12 blocks, no training": "closed-form heads / 12 blocks",
@@ -41,7 +41,8 @@ SHORT = {  # the README's rows → those of the suite cifar100
         "chain of short visits, head solved again every cycle / random 40 %"
     ),
 }
-START = 45  # of the figure's axis
+START = 45  # of the figure's axis, in %
+ROW = 0.35  # of the figure, in inches
 
 
 def accuracies(suite: str, records: Path) -> Accuracies:
@@ -72,10 +73,39 @@ def short(cells: Accuracies) -> Accuracies:
 
 
 def draw(cells: Accuracies, target: Path) -> None:
+    """The README's rows: accuracy on IID data and with one class per client, joined by a line."""
+    from fedlens.reporting.figures import style
+
     rows: dict[str, dict[str, Estimate]] = {}
     for (label, column), values in short(cells).items():
         rows.setdefault(label, {})[column] = estimate(values)
-    partitions_figure.draw(rows, target, start=START)
+    names = [fill(label, 46) for label in rows]
+    with style.paper():
+        left = max(map(style.text_width, names)) + 0.12
+        figure, ((axes,),) = style.panels(
+            1, 1, width=style.TEXT, height=ROW * len(rows), left=left, top=0.3
+        )
+        for place, row in enumerate(rows.values()):
+            means = [accuracy.mean for accuracy in row.values()]
+            axes.plot(means, [place] * len(means), color=style.GREY, linewidth=0.8, zorder=1)
+        for (column, label), look in zip(SHORT_COLUMNS.items(), style.LOOKS, strict=False):
+            tests = {place: row[column] for place, row in enumerate(rows.values()) if column in row}
+            axes.errorbar(
+                [test.mean for test in tests.values()],
+                list(tests),
+                xerr=[test.half or 0 for test in tests.values()],
+                fmt=look.marker,
+                color=look.colour,
+                capsize=2,
+                label=label,
+            )
+        axes.set_yticks(range(len(rows)), names)
+        axes.invert_yaxis()
+        axes.set_xlim(left=START)
+        axes.set_xlabel("test accuracy [%]")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+        style.plain(axes, "x")
+        style.save(figure, target)
 
 
 def table(cells: Accuracies) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The committed records say what the committed words claim: suites, README, docs, report."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from fedlens.config.compose import within
+from fedlens.config.identity import identity
 from fedlens.config.schema import Config
 from fedlens.reporting import assemble
 from fedlens.reporting.study import runs as study_runs
@@ -26,12 +29,13 @@ STUDY = ROOT / "results" / "cifar100_cpu"
 SECOND = ROOT / "results" / "cifar100"  # begun: of its suites only a part was run
 README = (ROOT / "README.md").read_text()
 FINDINGS = README.partition("<!-- findings -->")[2].partition("<!-- /findings -->")[0]
+FIRST_PAGE = (ROOT / "docs" / "study-64px.md").read_text()
+ANSWERS = FIRST_PAGE.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
 PAGE = (ROOT / "docs" / "study.md").read_text()
-ANSWERS = PAGE.partition("<!-- answers -->")[2].partition("<!-- /answers -->")[0]
 CHAIN = PAGE.partition("<!-- chain -->")[2].partition("<!-- /chain -->")[0]
 RATES = PAGE.partition("<!-- rates -->")[2].partition("<!-- /rates -->")[0]
 SEEDS = PAGE.partition("<!-- seeds -->")[2].partition("<!-- /seeds -->")[0]
-AT_112_PX = README.partition("<!-- 112 px -->")[2].partition("<!-- /112 px -->")[0]
+HEADLINE = README.partition("<!-- headline -->\n")[2].partition("<!-- /headline -->")[0]
 
 NUMBER = r"\b\d+\.\d\d\b"
 INTERVAL = rf"({NUMBER}) ± ({NUMBER})"
@@ -204,68 +208,69 @@ def test_bytes_and_gradients_of_short_visits_are_those_of_the_records() -> None:
     assert f"{shares[0]:.0f} % of them at Nc=1 and {shares[1]:.0f} % with IID data" in told
 
 
-@pytest.mark.parametrize(
-    ("row", "like"),
-    [
-        ("chain, head solved again every cycle / dense", Chain("", 0)),
-        ("chain of short visits, head solved again every cycle / random 40 %", SHORT),
-    ],
-    ids=["chain", "short visits"],
-)
-@pytest.mark.parametrize("column", ["Nc=1", "IID"])
-def test_the_chain_s_learning_rates_are_the_best_on_validation_of_its_trials(
-    row: str, like: Chain, column: str
-) -> None:
-    (cell,) = only(find("cifar100").cells(seeds=1), [f"{row} / {column}"])
-    config = cell.config
-    lr, tried = config.train.lr, chain_rates(like._replace(partition=config.partition["name"]))
-    assert config.seed > 0
-    federated = config.federated
-    assert (federated.refit_head, federated.local_steps) == (like.refit, like.steps)
-    assert (config.sparse.density, config.train.clip_norm) == (like.density, like.clip)
-    assert min(tried) < lr < max(tried)
-    assert lr == max(tried, key=lambda one: tried[one])
+# What may differ between a trial and the runs that take its learning rate: length and measuring.
+TRIAL_KEYS = (
+    "seed", "train.lr", "federated.local_step_budget", "train.steps_per_epoch", "evaluate",
+    "federated.keep_updates",
+)  # fmt: skip
+# Cells that take the learning rate of another one, whose trials are on record.
+BORROWED = {
+    "FedAvg / J=4 / Nc=10": "FedAvg / J=4 / Nc=5",
+    "FedAvg / J=4 / Nc=50": "FedAvg / J=4 / IID",
+    "trained heads / J=4 / Nc=10": "trained heads / J=4 / Nc=5",
+    "trained heads / J=4 / Nc=50": "trained heads / J=4 / IID",
+}
 
 
-Rate = tuple[float, str, float]  # momentum, column of the study, learning rate
+def way(config: Config) -> str:
+    """What has a learning rate of its own in the second study."""
+    left_out = [*TRIAL_KEYS, *(["sparse"] if config.sparse.density is None else [])]
+    kept = {key: one for key, one in identity(config).items() if not within(key, left_out)}
+    return json.dumps(kept, sort_keys=True)
 
 
-def fedavg_trials() -> dict[Rate, float]:
-    """Validation accuracy in % at the end of each trial of FedAvg."""
-    found = {}
-    for config, result in trials_at_112_px():
-        if config["algorithm"]["sampling"]["name"] == "uniform":
-            partition, train = config["partition"], config["train"]
-            nc = partition.get("classes_per_client")
-            column = f"Nc={nc}" if nc else "IID"
-            setting = train["optimizer"]["momentum"], column, train["lr"]
-            found[setting] = round(100 * result["validation"]["top1"], 2)
+@pytest.fixture(scope="module")
+def rates() -> dict[str, dict[float, float]]:
+    """Way of training → learning rate → validation accuracy at the end of its trial."""
+    found: dict[str, dict[float, float]] = {}
+    results = {run.name: run.result for run in runs(SECOND / "tuning.tar.xz")}
+    for cell in find("cifar100_tuning").cells():
+        if result := results.get(folder_of(cell.config).name):
+            tried = found.setdefault(way(cell.config), {})
+            tried[cell.config.train.lr] = round(100 * result["validation"]["top1"], 2)
     return found
 
 
-def test_the_table_of_fedavg_s_learning_rates_is_what_the_records_say() -> None:
-    said = {}
-    for line in RATES.split("\n"):
-        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        if match := re.fullmatch(r"(with|without) momentum, (0\.\d+)", label):
-            momentum = 0.9 if match[1] == "with" else 0.0
-            columns = zip(("IID", "Nc=5", "Nc=1"), cells, strict=True)
-            said |= {(momentum, name, float(match[2])): cell for name, cell in columns if cell}
-    assert said == {key: f"{value:.2f}" for key, value in fedavg_trials().items()}
+@pytest.mark.slow
+def test_the_table_of_learning_rates_is_what_the_records_say() -> None:
+    tables = script("rate_table")
+    named = re.findall(r"--only '([^']+)'", PAGE.partition("python results/rate_table.py")[2])
+    tried = tables.trials("cifar100_tuning", SECOND / "tuning.tar.xz", named)
+    assert "\n".join(tables.table(tried)) == RATES.strip()
 
 
-@pytest.mark.parametrize("column", ["IID", "Nc=5", "Nc=1"])
-def test_fedavg_s_learning_rates_are_the_best_on_validation_of_its_trials(column: str) -> None:
-    trials = fedavg_trials()
-    (cell,) = only(find("cifar100").cells(seeds=1), [f"FedAvg / J=4 / {column}"])
-    train = cell.config.train
-    momentum = train.optimizer["momentum"]
-    tried = {
-        lr: trials[key, name, lr] for key, name, lr in trials if (key, name) == (momentum, column)
-    }
-    assert min(tried) < train.lr < max(tried)
-    assert train.lr == max(tried, key=lambda one: tried[one])
-    assert tried[train.lr] == max(value for key, value in trials.items() if key[1] == column)
+@pytest.mark.slow
+def test_learning_rates_of_the_second_study_are_the_best_on_validation_of_their_trials(
+    rates: dict[str, dict[float, float]],
+) -> None:
+    """Of all that has run, and with a worse neighbour on either side."""
+    suite = find("cifar100")
+    cells = {cell.label: cell.config for cell in suite.cells(seeds=1)}
+    names = {run.name for run in runs(SECOND / "runs.tar.xz")}
+    ran = {cell.label for cell in suite.cells() if folder_of(cell.config).name in names}
+    checked = 0
+    for label in ran:
+        config = cells[label]
+        if config.train.trainable.name == "head" and config.head.name != "linear":
+            continue  # a head in closed form
+        like = cells[BORROWED.get(label, label)]
+        tried, lr = rates[way(like)], config.train.lr
+        assert lr == like.train.lr, label
+        assert min(tried) < lr < max(tried), label
+        assert lr == max(tried, key=lambda one: tried[one]), label
+        assert config.seed > 0
+        checked += 1
+    assert checked >= 6
 
 
 @pytest.fixture(scope="module")
@@ -284,16 +289,18 @@ def test_the_tables_of_the_second_study_are_what_the_records_say(second: tuple[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [SEEDS, AT_112_PX], ids=["study", "README"])
+@pytest.mark.parametrize("words", [SEEDS, FINDINGS], ids=["study", "README"])
 def test_every_number_of_the_second_study_is_in_its_tables(
     second: tuple[str, str], words: str
 ) -> None:
+    """Those of single seeds as well, which have no interval."""
     known = {tuple(one) for one in re.findall(INTERVAL, "".join(second))}
     said = {tuple(one) for one in re.findall(INTERVAL, words)}
     assert said
     assert said <= known
     sentences = re.sub(r"(?m)^\|.*$", "", words)
-    assert not re.findall(NUMBER, re.sub(INTERVAL, "", sentences))
+    single = set(re.findall(rf"({NUMBER}) \(1\)", second[0]))
+    assert set(re.findall(NUMBER, re.sub(INTERVAL, "", sentences))) <= single
     stated = re.findall(
         rf"{INTERVAL}[^.±]*\(\d seeds,\s+p (?:= )?(< 0\.001|[01]\.\d{{3}})", sentences
     )
@@ -374,14 +381,10 @@ def grids() -> list[Grid]:
     return [grid for chapter in report.chapters for grid in chapter.grids]
 
 
-answers = pytest.mark.parametrize("words", [FINDINGS, ANSWERS], ids=["README", "study"])
-
-
 @pytest.mark.slow
-@answers
-def test_every_number_of_the_answers_is_in_the_report(grids: list[Grid], words: str) -> None:
+def test_every_number_of_the_answers_is_in_the_report(grids: list[Grid]) -> None:
     known = {f"{abs(number):.2f}" for grid in grids for number in numbers(grid)}
-    said = set(re.findall(r"\b\d+\.\d\d\b", words))
+    said = set(re.findall(r"\b\d+\.\d\d\b", ANSWERS))
     assert said
     assert said <= known
 
@@ -404,11 +407,10 @@ def test_p_values_belong_to_the_differences_before_them() -> None:
 
 
 @pytest.mark.slow
-@answers
-def test_every_p_value_is_that_of_its_difference(grids: list[Grid], words: str) -> None:
+def test_every_p_value_is_that_of_its_difference(grids: list[Grid]) -> None:
     """To as many decimals as it is quoted with."""
     contrasts = [found for grid in grids for found in grid.contrasts if found.corrected is not None]
-    found = list(quoted(words))
+    found = list(quoted(ANSWERS))
     assert len({p for _, _, p in found}) >= 2
     for mean, half, p in found:
         assert [
@@ -417,7 +419,7 @@ def test_every_p_value_is_that_of_its_difference(grids: list[Grid], words: str) 
             if (f"{abs(one.mean):.2f}", f"{one.half:.2f}") == (mean, half)
             and f"{one.corrected:.{len(p) - 2}f}" == p
         ], (mean, half, p)
-    assert len(re.findall(r"\bp = ", words)) == len(re.findall(r"\bp = 0\.\d{2,3}\b", words))
+    assert len(re.findall(r"\bp = ", ANSWERS)) == len(re.findall(r"\bp = 0\.\d{2,3}\b", ANSWERS))
 
 
 @pytest.mark.slow
@@ -453,15 +455,15 @@ def script(name: str) -> ModuleType:
 
 @pytest.mark.slow
 def test_the_headline_tables_are_what_the_records_say() -> None:
-    tables = script("headline")
-    assert tables.headline([STUDY / "runs.tar.xz"]) in PAGE
-    assert tables.short_headline([STUDY / "runs.tar.xz"]) in README
+    assert script("headline").headline([STUDY / "runs.tar.xz"]) in FIRST_PAGE
+    tables = script("suite_table")
+    rows = tables.short(tables.accuracies("cifar100", SECOND / "runs.tar.xz"))
+    assert "\n".join(tables.table(rows)) == HEADLINE.strip()
 
 
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
-    table = README.partition("<!-- headline -->\n")[2].partition("<!-- /headline -->")[0]
-    assert len(table.splitlines()) <= 2 + 8
+    assert len(HEADLINE.splitlines()) <= 2 + 10
     assert FINDINGS.count("- **") == 3
 
 
