@@ -308,6 +308,11 @@ def sequential(config: Config) -> bool:
     return bool(sampling[config.algorithm.sampling.name].traits.get("sequential"))
 
 
+# How many passes over its images a run must make for the activations of frozen blocks to be cached.
+# One pass pays the run itself; half of one is enough, since runs of a study share the file.
+CACHED_PASSES = 0.5
+
+
 def visits(config: Config) -> int:
     """How many clients train in a round; two chains of opposite order visit each of them twice."""
     twice = config.algorithm.sampling.get("order") == "opposite"

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedlens import params, rng
+from fedlens.config.schema import CACHED_PASSES
 from fedlens.data.activations import (
     ActivationExamples,
     Activations,
@@ -48,7 +49,7 @@ class PrefixSettings:
     """What the cache may cost, and the batches that it must be exact for."""
 
     max_bytes: int  # of one split's activations; 0: nothing is cached
-    images_seen: int  # in training and validation: a cache of more images does not pay
+    images_seen: int  # in training and validation
     batch: int  # the usual size of the batches that the model is trained on
     train_sizes: Collection[int]  # all their sizes
     train_threads: Collection[int]  # that it may be trained with
@@ -217,10 +218,10 @@ class _Prefix:
         if found.file.complete:
             self._make(found, examples, split)
             return self._checked(found, examples, split, settings, found.__getitem__)
-        if split == "train" and settings.images_seen < len(examples):
+        if split == "train" and settings.images_seen < CACHED_PASSES * len(examples):
             raise NotCached(
-                f"this run sees {settings.images_seen} images, fewer than the {len(examples)} "
-                "whose activations it would compute"
+                f"this run sees {settings.images_seen} images, fewer than half of the "
+                f"{len(examples)} whose activations it would compute"
             )
         free = _free_space(found)
         if free < size + RESERVE:

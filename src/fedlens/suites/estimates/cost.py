@@ -17,7 +17,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fedlens.analyses.grids import grid
-from fedlens.config.schema import Config, cohort_size, head_changes, head_only, rounds, visits
+from fedlens.config.schema import (
+    CACHED_PASSES,
+    Config,
+    cohort_size,
+    head_changes,
+    head_only,
+    rounds,
+    visits,
+)
 from fedlens.registry import (
     RowSettings,
     aggregator,
@@ -345,7 +353,7 @@ def skips_blocks(config: Config) -> bool:
     steps = visits(config) * federated.local_steps if federated.clients else steps_per_epoch(config)
     looks = total // config.evaluate.every + total // (federated.refit_head or total + 1)
     seen = total * steps * train.batch_size + looks * sizes.validation
-    return seen >= sizes.train + sizes.validation
+    return seen >= CACHED_PASSES * (sizes.train + sizes.validation)
 
 
 def evaluation_task(config: Config) -> str:
