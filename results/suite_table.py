@@ -25,7 +25,7 @@ from fedlens.suites.suite import SLASH, find
 
 Accuracies = dict[tuple[str, str], list[float]]  # row and column → test accuracy in %, by seed
 
-COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")  # partitions, wherever a label has them
+COLUMNS = ("IID", "Nc=50", "Nc=10", "Nc=5", "Nc=1")  # partitions, wherever labels have them
 SHORT_COLUMNS = {"IID": "IID data", "Nc=1": "one class per client (Nc=1)"}
 SHORT = {  # the README's rows → those of the suite cifar100
     "Closed-form head on the class token, no training": "closed-form heads / class token",
@@ -41,7 +41,6 @@ SHORT = {  # the README's rows → those of the suite cifar100
         "chain of short visits, head solved again every cycle / random 40 %"
     ),
 }
-START = 45  # of the figure's axis, in %
 ROW = 0.35  # of the figure, in inches
 
 
@@ -101,7 +100,7 @@ def draw(cells: Accuracies, target: Path) -> None:
             )
         axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
-        axes.set_xlim(left=START)
+        axes.set_xlim(left=0)
         axes.set_xlabel("test accuracy [%]")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
         style.plain(axes, "x")
@@ -111,7 +110,7 @@ def draw(cells: Accuracies, target: Path) -> None:
 def table(cells: Accuracies) -> Iterator[str]:
     found = {column for _, column in cells}
     columns = [column for column in (*COLUMNS, "") if column in found]
-    yield _line(["test top-1 in %", *columns])
+    yield _line(["test top-1 in %", *(column or "no clients" for column in columns)])
     yield _line(["---"] * (1 + len(columns)))
     for row in dict.fromkeys(row for row, _ in cells):
         yield _line([row, *(_number(cells.get((row, column), [])) for column in columns)])

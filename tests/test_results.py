@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from fedlens.config.compose import within
+from fedlens.config.compose import compose, within
 from fedlens.config.identity import identity
 from fedlens.config.schema import Config
 from fedlens.reporting import assemble
@@ -194,7 +194,7 @@ def test_bytes_and_gradients_of_short_visits_are_those_of_the_records() -> None:
         rounds = [one for one in run.journal("metrics").read() if one["round"]]
         heads = sum(one.get("refit", {}).get("bytes_up", 0) for one in rounds)
         visits = sum(one["bytes_down"] + one["bytes_up"] for one in rounds) - heads
-        if federated["refit_head"] == 10:
+        if federated["refit_head"] == 10 and config["sparse"]["density"] != 0.1:
             gigabytes[federated["local_steps"]] = f"{visits / 1e9:.1f}", f"{heads / 1e9:.1f}"
         if (federated["local_steps"], config["train"]["lr"]) == (1, 0.03):
             lengths = [norm / one["lr"] for one in rounds for norm in one["update_norms"]]
@@ -206,6 +206,17 @@ def test_bytes_and_gradients_of_short_visits_are_those_of_the_records() -> None:
     assert f"is {median(free):.1f} at Nc=1, and {median(iid):.1f} with IID data" in told
     shares = [100 * sum(norm > 9.99 for norm in some) / len(some) for some in (clipped, iid)]
     assert f"{shares[0]:.0f} % of them at Nc=1 and {shares[1]:.0f} % with IID data" in told
+
+
+@pytest.mark.parametrize(("column", "lr"), [("Nc=1", 0.03), ("IID", 0.1)])
+def test_the_experiment_short_visits_is_the_method_of_the_study(column: str, lr: float) -> None:
+    row = "chain of short visits, head solved again every cycle / random 40 %"
+    (cell,) = only(find("cifar100").cells(seeds=1), [f"{row} / {column}"])
+    words = ["backbone=vit_tiny", "backbone.resolution=112", f"train.lr={lr}", "seed=1"]
+    nc = ["partition=classes", "partition.classes_per_client=1"] if column == "Nc=1" else []
+    ours, study = (identity(one) for one in (compose("short_visits", [*words, *nc]), cell.config))
+    different = {key for key in ours | study if ours.get(key) != study.get(key)}
+    assert different <= {"experiment", "sparse.examples"}  # a random mask needs no examples
 
 
 # What may differ between a trial and the runs that take its learning rate: length and measuring.

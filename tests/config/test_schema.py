@@ -522,6 +522,7 @@ OVERRIDES = [
     [
         "backbone=vit_tiny",
         "data=synthetic",
+        "train.optimizer.momentum=0.8",
         "train.optimizer.nesterov=true",
         "data.train_per_class=7",
     ],
