@@ -25,8 +25,10 @@ def trials(suite: str, records: Path, texts: Sequence[str] = ()) -> Trials:
     for cell in only(find(suite).cells(), texts):
         if result := found.get(folder_of(cell.config).name):
             label = SLASH.join(filter(None, (cell.section, cell.column)))
-            accuracy = round(100 * result["validation"]["top1"], 2)
-            tried.setdefault(label, {})[cell.config.train.lr] = accuracy
+            rates, rate = tried.setdefault(label, {}), cell.config.train.lr
+            if rate in rates:
+                raise SystemExit(f"{label} has trials of several methods, at the same {rate:g}.")
+            rates[rate] = round(100 * result["validation"]["top1"], 2)
     return tried
 
 

@@ -76,6 +76,8 @@ def draw(cells: Accuracies, target: Path) -> None:
     from fedlens.reporting.figures import style
 
     rows: dict[str, dict[str, Estimate]] = {}
+    if not short(cells):
+        raise SystemExit("These records have no runs of the README's rows.")
     for (label, column), values in short(cells).items():
         rows.setdefault(label, {})[column] = estimate(values)
     names = [fill(label, 46) for label in rows]
@@ -110,7 +112,7 @@ def draw(cells: Accuracies, target: Path) -> None:
 def table(cells: Accuracies) -> Iterator[str]:
     found = {column for _, column in cells}
     columns = [column for column in (*COLUMNS, "") if column in found]
-    yield _line(["test top-1 in %", *(column or "no clients" for column in columns)])
+    yield _line(["test top-1 in %", *(column or "other" for column in columns)])
     yield _line(["---"] * (1 + len(columns)))
     for row in dict.fromkeys(row for row, _ in cells):
         yield _line([row, *(_number(cells.get((row, column), [])) for column in columns)])
@@ -128,9 +130,15 @@ def answer_table(answered: Sequence[Answer]) -> Iterator[str]:
     for one in answered:
         assert one.mean is not None
         half = "" if one.half is None else f" ± {one.half:.2f}"
-        effect = "" if one.effect is None else f"{one.effect:+.1f}".replace("-", "−")
-        difference = f"{one.mean:+.2f}{half}".replace("-", "−")
+        effect = "" if one.effect is None else _signed(one.effect, 1)
+        difference = _signed(one.mean, 2) + half
         yield _line([one.question, difference, effect, str(one.count), _p_value(one.corrected)])
+
+
+def _signed(value: float, decimals: int) -> str:
+    """Without a sign where it is rounded to 0."""
+    text = f"{value:+.{decimals}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def _p_value(p: float | None) -> str:

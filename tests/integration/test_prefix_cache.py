@@ -187,7 +187,7 @@ def test_runs_share_a_cache_if_their_frozen_blocks_see_the_same(tiny: Tiny) -> N
         (["train.prefix_cache_gb=0.0001"], "more than train.prefix_cache_gb=0.0001 allows"),
         (
             ["train.steps_per_epoch=1", "train.epochs=1"],
-            "this run sees 104 images, fewer than half of the 400",
+            "this run sees 104 images, fewer than 0.5 times the 400",
         ),
         (["train.compile=true"], "compiles the whole model"),
         ([*FEDERATED, "algorithm=fisher_average"], "statistics of the whole model"),
@@ -203,6 +203,11 @@ def test_a_run_that_is_not_cached_says_why(
     assert "first 3 blocks are frozen; their activations are not cached: " in caplog.text
     assert reason in caplog.text
     assert not entries()
+
+
+def test_a_run_that_sees_half_of_the_images_is_cached(tiny: Tiny) -> None:
+    config = tiny(*LAST, "train.steps_per_epoch=1")  # 208 of 400
+    assert started(config).model.cut is not None
 
 
 def test_a_full_disk_is_left_alone(

@@ -112,7 +112,7 @@ def test_frozen_maps_get_no_factors() -> None:
     }
     assert {one.plain.removesuffix(".weight") for one in lora.names(backbone)} == deep
     frozen = vit().requires_grad_(False)
-    with pytest.raises(FedlensError, match="are frozen: lower backbone.freeze_blocks"):
+    with pytest.raises(FedlensError, match=r"are frozen: lower backbone\.freeze_blocks"):
         lora.add(frozen, STREAM, rank=1, alpha=1, layers="", average="factors")
 
 

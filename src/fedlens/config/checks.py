@@ -110,8 +110,8 @@ def check(config: Config) -> None:
         ),
         (
             config.backbone.freeze_blocks == 0 or _suits_frozen_blocks(train.trainable.name),
-            "backbone.freeze_blocks goes with train.trainable=full, biases_and_norms or lora, not "
-            f"with {trainable.spelled(train.trainable)}",
+            "backbone.freeze_blocks goes with train.trainable=full, biases_and_norms, lora or a "
+            f"part of your own, not with {trainable.spelled(train.trainable)}",
         ),
         (
             config.evaluate.test or not config.evaluate.test_curve,
@@ -181,7 +181,7 @@ def _optimizer_checks(config: Config) -> list[tuple[bool, str]]:
 
 
 def _suits_frozen_blocks(part: str) -> bool:
-    """Whether that part of a backbone can be trained in its other blocks alone."""
+    """Whether that part can be trained in the blocks after `backbone.freeze_blocks` alone."""
     traits = trainable[part].traits
     return part != "last_blocks" and not (traits.get("head_only") or traits.get("linearised"))
 

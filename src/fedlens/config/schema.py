@@ -218,6 +218,11 @@ ROW_KEYS = {
     "engine": "engine",
 }
 
+# A run caches the activations of frozen blocks only if it sees at least this fraction of the images
+# that the file would hold. One pass would repay the run alone; less is enough, because other runs
+# read the same file.
+CACHED_PASSES = 0.5
+
 # Keys that say where and how to run, not what to learn: they do not make it another run.
 RUNTIME_KEYS = (
     "device", "threads", "onednn", "engine", "tracker", "run", "data.root", "checkpoint",
@@ -306,11 +311,6 @@ def cycle(federated: FederatedConfig) -> int:
 def sequential(config: Config) -> bool:
     """Whether the clients of a round train one after another, in chains."""
     return bool(sampling[config.algorithm.sampling.name].traits.get("sequential"))
-
-
-# How many passes over its images a run must make for the activations of frozen blocks to be cached.
-# One pass pays the run itself; half of one is enough, since runs of a study share the file.
-CACHED_PASSES = 0.5
 
 
 def visits(config: Config) -> int:

@@ -308,6 +308,7 @@ def prepare(config: Config, backbone: nn.Module) -> None:
     """Freezes what the config does not train, adds what it trains instead, such as LoRA, and lets
     the backbone give all that the head reads."""
     stream = Stream(config.seed, ("trainable",))
+    backbone.requires_grad_(True)
     freeze_blocks(backbone, config.backbone.freeze_blocks)  # LoRA leaves frozen maps as they are
     row_of(config, "train.trainable").make(backbone, stream, **config.train.trainable.parameters)
     freeze_blocks(backbone, config.backbone.freeze_blocks)  # a row may have turned gradients on

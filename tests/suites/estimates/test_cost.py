@@ -203,6 +203,15 @@ def test_nothing_is_cached_where_a_run_would_not(words: list[str]) -> None:
         assert settings._prefix_refusal(config)
 
 
+@pytest.mark.parametrize(("rounds", "cached"), [(9, False), (10, True)])
+def test_activations_are_cached_from_half_of_the_images_on(rounds: int, cached: bool) -> None:
+    """A round has 10 clients with 4 steps of 64 images: 2,560 of the file's 50,000."""
+    words = [*FROZEN, f"federated.rounds={rounds}", "evaluate.every=100"]
+    config = compose("sparse_fedavg", words)
+    assert config.train.batch_size == 64
+    assert skips_blocks(config) == cached
+
+
 def test_a_closed_form_trains_nothing() -> None:
     work = work_of(compose("ridge", []))
     assert work.images == {"head": 5_000 + 10_000, "solve": 1}

@@ -220,8 +220,8 @@ class _Prefix:
             return self._checked(found, examples, split, settings, found.__getitem__)
         if split == "train" and settings.images_seen < CACHED_PASSES * len(examples):
             raise NotCached(
-                f"this run sees {settings.images_seen} images, fewer than half of the "
-                f"{len(examples)} whose activations it would compute"
+                f"this run sees {settings.images_seen} images, fewer than {CACHED_PASSES:g} times "
+                f"the {len(examples)} whose activations it would compute"
             )
         free = _free_space(found)
         if free < size + RESERVE:
