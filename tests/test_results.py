@@ -16,6 +16,7 @@ import yaml
 from fedlens.config.compose import compose, experiments, within
 from fedlens.config.identity import identity
 from fedlens.config.schema import Config
+from fedlens.registry import mask_rule
 from fedlens.reporting import assemble
 from fedlens.reporting.study import runs as study_runs
 from fedlens.reporting.study.content import About, Grid
@@ -178,7 +179,9 @@ def test_the_differences_between_chains_are_those_of_their_table() -> None:
         assert re.search(rf"{reached:.2f}[^.]*, {below:.2f} points below", told)
     assert re.search(rf"it\s+is {classes[0.03] - iid[0.03]:.2f} points above", told)
     curves = [run.journal("metrics").read() for run in runs(SECOND / "tuning.tar.xz")]
-    looks = [one for curve in curves for one in curve if one["round"] == 8 and "validation" in one]
+    looks = [
+        one for curve in curves for one in curve if one.get("round") == 8 and "validation" in one
+    ]
     known = {f"{100 * one['validation']['top1']:.2f} %" for one in looks}
     assert set(re.findall(r"\d+\.\d\d %", told)) <= known
 
@@ -251,7 +254,11 @@ BORROWED = {
 
 def way(config: Config) -> str:
     """What has a learning rate of its own in the second study."""
-    left_out = [*TRIAL_KEYS, *(["sparse"] if config.sparse.density is None else [])]
+    left_out, sparse = [*TRIAL_KEYS], config.sparse
+    if sparse.density is None:
+        left_out.append("sparse")
+    elif not mask_rule[sparse.rule.name].traits.get("sensitivity", True):
+        left_out.append("sparse.examples")  # which measure the sensitivity
     kept = {key: one for key, one in identity(config).items() if not within(key, left_out)}
     return json.dumps(kept, sort_keys=True)
 
