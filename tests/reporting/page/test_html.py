@@ -272,7 +272,7 @@ def test_the_first_screen_answers_each_question_with_a_sentence_and_a_figure() -
 def test_the_contrasts_that_a_suite_states_come_first_and_are_quoted_alike() -> None:
     stated = Answer("Do masks cost accuracy?", "random", "dense", -0.66, 0.04, 3, -9.0, 0.001,
                     0.002, [["a"], ["b"]])  # fmt: skip
-    later = replace(stated, question="And then?", mean=None, half=None, count=0, p=None,
+    later = replace(stated, question="what comes then", mean=None, half=None, count=0, p=None,
                     effect=None, corrected=None)  # fmt: skip
     text = page(replace(rich(), asked=[stated, later]))
     said = words(text)
@@ -280,7 +280,7 @@ def test_the_contrasts_that_a_suite_states_come_first_and_are_quoted_alike() -> 
         "Do masks cost accuracy? Test accuracy is 0.66 ± 0.04 points lower with random than with "
         "dense (significant: p = 0.002, 3 seeds)." in said
     )
-    assert "There are no runs yet that compare random with dense." in said
+    assert "What comes then: There are no runs yet that compare random with dense." in said
     assert said.index("Do masks cost accuracy?") < said.index("Which weights should be trained?")
     assert "corrected by Holm's method over the 2 contrasts that the suite states" in said
 
