@@ -469,10 +469,10 @@ def test_the_table_of_ideas_is_what_trials_ended_with() -> None:
 
 
 def test_parts_of_the_suite_that_are_named_exist() -> None:
-    cells = find("cifar100_cpu").cells()
-    named = re.findall(r"--only '([^']+)'", (ROOT / "results/README.md").read_text())
-    assert named
-    assert all(only(cells, [part]) for part in named)
+    told = (ROOT / "results/README.md").read_text()
+    named = re.findall(r"fedlens suite (\w+).*--only '([^']+)'", told)
+    assert {suite for suite, _ in named} == {"cifar100_cpu", "cifar100_tuning"}
+    assert all(only(find(suite).cells(), [part]) for suite, part in named)
 
 
 def script(name: str) -> ModuleType:
