@@ -11,6 +11,7 @@ import torch
 from fedlens import rng
 from fedlens.config.compose import getattr_dotted, row_of
 from fedlens.config.schema import (
+    CACHED_PASSES,
     Config,
     cohort_size,
     cycle,
@@ -221,6 +222,7 @@ def prefix(config: Config, experiment: Experiment) -> PrefixSettings:
     return PrefixSettings(
         max_bytes=int(train.prefix_cache_gb * 1e9),
         images_seen=units * seen + (units // evaluate.every + heads) * validation,
+        min_passes=CACHED_PASSES,
         batch=train.micro_batch or train.batch_size,
         splits_batches=train.micro_batch is not None,
         train_sizes=batch_sizes(shards, train.batch_size, train.micro_batch),

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from fedlens import params, rng
-from fedlens.config.schema import CACHED_PASSES
 from fedlens.data.activations import (
     ActivationExamples,
     Activations,
@@ -50,6 +49,7 @@ class PrefixSettings:
 
     max_bytes: int  # of one split's activations; 0: nothing is cached
     images_seen: int  # in training and validation
+    min_passes: float  # over all images, from which on a cache pays
     batch: int  # the usual size of the batches that the model is trained on
     train_sizes: Collection[int]  # all their sizes
     train_threads: Collection[int]  # that it may be trained with
@@ -218,9 +218,9 @@ class _Prefix:
         if found.file.complete:
             self._make(found, examples, split)
             return self._checked(found, examples, split, settings, found.__getitem__)
-        if split == "train" and settings.images_seen < CACHED_PASSES * len(examples):
+        if split == "train" and settings.images_seen < settings.min_passes * len(examples):
             raise NotCached(
-                f"this run sees {settings.images_seen} images, fewer than {CACHED_PASSES:g} times "
+                f"this run sees {settings.images_seen} images, fewer than {settings.min_passes:g} times "
                 f"the {len(examples)} whose activations it would compute"
             )
         free = _free_space(found)
