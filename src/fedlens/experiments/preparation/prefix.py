@@ -220,8 +220,8 @@ class _Prefix:
             return self._checked(found, examples, split, settings, found.__getitem__)
         if split == "train" and settings.images_seen < settings.min_passes * len(examples):
             raise NotCached(
-                f"this run sees {settings.images_seen} images, fewer than {settings.min_passes:g} times "
-                f"the {len(examples)} whose activations it would compute"
+                f"this run sees {settings.images_seen} images, fewer than {settings.min_passes:g} "
+                f"times the {len(examples)} whose activations it would compute"
             )
         free = _free_space(found)
         if free < size + RESERVE:
