@@ -75,9 +75,9 @@ def draw(cells: Accuracies, target: Path) -> None:
     """The README's rows: accuracy on IID data and with one class per client, joined by a line."""
     from fedlens.reporting.figures import style
 
-    rows: dict[str, dict[str, Estimate]] = {}
     if not short(cells):
         raise SystemExit("These records have no runs of the README's rows.")
+    rows: dict[str, dict[str, Estimate]] = {}
     for (label, column), values in short(cells).items():
         rows.setdefault(label, {})[column] = estimate(values)
     names = [fill(label, 46) for label in rows]
